@@ -1,0 +1,173 @@
+"""The core's own part of the configuration: every key with its type, unit and range. Plugins own theirs."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from grpozoo.errors import UserError
+
+Schedule = Enum("Schedule", ["constant", "linear", "cosine"])
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise UserError(message) unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass
+class Sampling:
+    """Truncation of the sampling law; the trainer's log-probabilities follow it."""
+
+    top_k: int = 0  # tokens kept; 0 = all
+    top_p: float = 1.0  # probability mass kept, (0, 1]
+    min_p: float = 0.0  # kept if at least this share of the likeliest token's probability, [0, 1)
+
+    def check(self) -> None:
+        require(self.top_k >= 0, f"sampling.top_k is at least 0 (0 keeps all tokens), got {self.top_k}")
+        require(0 < self.top_p <= 1, f"sampling.top_p lies in (0, 1], got {self.top_p}")
+        require(0 <= self.min_p < 1, f"sampling.min_p lies in [0, 1), got {self.min_p}")
+
+
+@dataclass
+class Update:
+    """How a batch of rollouts becomes optimizer steps. Nothing here but epochs and mini_batches changes the mathematics."""
+
+    mini_batches: int = 1  # optimizer steps that share one batch of rollouts
+    epochs: int = 1  # passes over the batch
+    tokens_per_micro_batch: int | None = None  # padded tokens per forward; null: from activation_memory_mb
+    activation_memory_mb: int = 1024  # MiB of estimated activations that a micro-batch may take
+    logits_chunk: int = 512  # completion tokens whose logits exist at the same time
+    shared_prefix: bool = True  # forward and backward of a prompt once per group; false: once per completion
+    gradient_checkpointing: bool = False  # recompute activations: less memory, more time; excludes shared_prefix
+
+    def check(self) -> None:
+        for name in ("mini_batches", "epochs", "activation_memory_mb", "logits_chunk"):
+            require(getattr(self, name) >= 1, f"update.{name} is at least 1, got {getattr(self, name)}")
+        tokens = self.tokens_per_micro_batch
+        require(tokens is None or tokens >= 1, f"update.tokens_per_micro_batch is at least 1 or null, got {tokens}")
+
+
+@dataclass
+class Optim:
+    """AdamW and its schedule."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0  # 2-norm over all trained parameters; 0 = no clipping
+    schedule: Schedule = Schedule.constant  # after the warm-up, down to zero at the last update
+    warmup_steps: int = 0  # optimizer steps of linear warm-up
+
+    def check(self) -> None:
+        require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), f"optim.betas are two numbers in [0, 1), got {self.betas}")
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
+            require(getattr(self, name) >= 0, f"optim.{name} is at least 0, got {getattr(self, name)}")
+        require(self.eps > 0, f"optim.eps is positive, got {self.eps}")
+
+
+@dataclass
+class Eval:
+    """Held-out evaluation: greedy and sampled."""
+
+    every: int = 20  # steps; 0 = only at the start and the end
+    prompts: int = 256  # held-out prompts, the first ones; 0 = all
+    samples: int = 8  # sampled completions per prompt for avg@k, pass@k, best@k, maj@k; 0 = greedy only
+    ks: list[int] = field(default_factory=lambda: [1, 4, 8])  # each at most `samples`
+    correct: str | None = None  # reward component that tells right (>= 1) from wrong; null: the first that answers
+    temperature: float = 1.0  # of the sampled completions
+
+    def check(self) -> None:
+        for name in ("every", "prompts", "samples"):
+            require(getattr(self, name) >= 0, f"eval.{name} is at least 0, got {getattr(self, name)}")
+        require(self.temperature > 0, f"eval.temperature is positive (greedy is always reported), got {self.temperature}")
+        bad = [k for k in self.ks if not 1 <= k <= max(self.samples, 1)] if self.samples else []
+        require(not bad, f"eval.ks lie in 1..eval.samples = {self.samples}, got {bad}")
+
+
+@dataclass
+class Checkpoint:
+    """When a run saves what it needs to go on."""
+
+    every: int = 20  # steps; 0 = only at the end and when interrupted
+    keep: int = 2  # newest checkpoints kept
+
+    def check(self) -> None:
+        require(self.every >= 0, f"checkpoint.every is at least 0, got {self.every}")
+        require(self.keep >= 1, f"checkpoint.keep is at least 1, got {self.keep}")
+
+
+@dataclass
+class Logger:
+    """Where numbers go besides metrics.jsonl."""
+
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])  # accelerate's: tensorboard, wandb, mlflow, ...
+    project: str = "grpozoo"  # project name in trackers that have one
+    completions: int = 16  # completions written to completions.jsonl in each step; -1 = all
+    progress: bool = True  # live line and final table
+
+    def check(self) -> None:
+        require(self.completions >= -1, f"logger.completions is at least -1 (all), got {self.completions}")
+
+
+@dataclass
+class Model:
+    """Which policy is trained."""
+
+    kind: str = "tiny"  # tiny | smollm2 | path
+    path: str | None = None  # a folder or hub name that transformers loads; overrides kind
+    dtype: str = "float32"  # float32 | bfloat16 | float16
+    attention: str = "sdpa"  # transformers' attn_implementation
+    trust_remote_code: bool = False  # run Python code that comes with the model
+    allow_pickle: bool = False  # load weights that are not safetensors
+    chat_template: bool | None = None  # null: if the tokenizer has one and the prompt is not plain text only
+    warm_start: bool = True  # tiny only: start from supervised weights; false: random ones
+    layers: int = 4  # tiny only
+    width: int = 128  # tiny only
+    heads: int = 4  # tiny only
+
+    def check(self) -> None:
+        require(self.path is not None or self.kind in ("tiny", "smollm2"), f"model.kind is tiny or smollm2 (or set model.path), got {self.kind!r}")
+        require(self.dtype in ("float32", "bfloat16", "float16"), f"model.dtype is float32, bfloat16 or float16, got {self.dtype!r}")
+        for name in ("layers", "width", "heads"):
+            require(getattr(self, name) >= 1, f"model.{name} is at least 1, got {getattr(self, name)}")
+        require(self.width % self.heads == 0, f"model.width {self.width} must be a multiple of model.heads {self.heads}")
+
+
+@dataclass
+class Config:
+    """Everything but the plugins' options and the task's."""
+
+    seed: int = 0
+    steps: int = 100  # batches of rollouts
+    prompts_per_step: int = 16
+    group_size: int = 8  # completions per prompt
+    max_completion_length: int = 64  # tokens, stop token included
+    temperature: float = 1.0  # of the training rollouts
+    lr: float = 3e-4  # AdamW learning rate
+    resume: str | None = None  # auto | run folder | checkpoint folder
+    run_dir: str | None = None  # null: a new folder under runs/
+    max_prompt_length: int = 1024  # tokens; a longer prompt is an error
+    sampling: Sampling = field(default_factory=Sampling)
+    update: Update = field(default_factory=Update)
+    optim: Optim = field(default_factory=Optim)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    logger: Logger = field(default_factory=Logger)
+    model: Model = field(default_factory=Model)
+    task: dict[str, Any] = MISSING  # task.kind and the options of its Config
+    plugins: dict[str, Any] = MISSING  # NAME: options, in the order of application
+
+    def check(self) -> None:
+        """Ranges and contradictions, before a model is loaded."""
+        for name in ("steps", "prompts_per_step", "group_size", "max_completion_length", "max_prompt_length"):
+            require(getattr(self, name) >= 1, f"{name} is at least 1, got {getattr(self, name)}")
+        require(self.lr >= 0, f"lr is at least 0, got {self.lr}")
+        require(self.temperature > 0 or self.group_size == 1, "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1")
+        require(self.temperature >= 0, f"temperature is at least 0, got {self.temperature}")
+        rows = self.prompts_per_step * self.group_size
+        require(self.update.mini_batches <= rows, f"update.mini_batches={self.update.mini_batches} optimizer steps cannot share {rows} completions (prompts_per_step * group_size)")
+        for section in (self.sampling, self.update, self.optim, self.eval, self.checkpoint, self.logger, self.model):
+            section.check()

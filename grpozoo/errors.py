@@ -1,0 +1,22 @@
+"""Errors that are addressed to the user: where, what, what is allowed. No traceback, exit status 1."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from hydra.errors import CompactHydraException
+
+
+class UserError(CompactHydraException):
+    """A mistake in a command, a configuration or a data file. Raise it `from None`."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`, did you mean 'x'?` where a choice is close to `name`; empty otherwise."""
+    close = get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that is not among `choices`, with the nearest one and the whole list."""
+    choices = sorted(str(choice) for choice in choices)
+    return UserError(f"unknown {what} {name!r}{nearest(name, choices)}\navailable: {', '.join(choices) or 'none'}")

@@ -1,0 +1,38 @@
+"""Tasks: where prompts come from, and who verifies an answer. Found by entry point (group `grpozoo.tasks`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpozoo.types import Prompt
+
+
+class Task:
+    """A training and a held-out set of prompts. Subclass, and register by an entry point in `grpozoo.tasks`.
+
+    `train` and `heldout` are disjoint sequences of Prompt, the same in every process and every run. A streaming task
+    sets `train` to an object with `__iter__` only, that yields the same prompts each time it is iterated.
+    """
+
+    train: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+
+    @dataclass
+    class Config:
+        """No options."""
+
+    def __init__(self, config: Any):
+        """Build the sets (no torch, no model); raise UserError for what is wrong with the data."""
+        self.config = config
+
+    def verify(self, prompt: Prompt, completion: str) -> float | None:
+        """1.0 for a right answer, 0.0 for a wrong one, between for a partial one; None: the task has no verifier."""
+        return None
+
+    def solution(self, prompt: Prompt) -> str | None:
+        """A worked completion that `verify` accepts, for the warm start; None: there is none."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Hash of the prompts: a run is resumed only on the data that it was started on."""
+        raise TypeError(f"{type(self).__name__} does not define fingerprint()")
