@@ -150,6 +150,7 @@ class Config:
     resume: str | None = None  # auto | run folder | checkpoint folder
     run_dir: str | None = None  # null: a new folder under runs/
     max_prompt_length: int = 1024  # tokens; a longer prompt is an error
+    reward_timeout: float = 120.0  # seconds that a reward plugin may take for one batch
     sampling: Sampling = field(default_factory=Sampling)
     update: Update = field(default_factory=Update)
     optim: Optim = field(default_factory=Optim)
@@ -164,6 +165,7 @@ class Config:
         """Ranges and contradictions, before a model is loaded."""
         for name in ("steps", "prompts_per_step", "group_size", "max_completion_length", "max_prompt_length"):
             require(getattr(self, name) >= 1, f"{name} is at least 1, got {getattr(self, name)}")
+        require(self.reward_timeout > 0, f"reward_timeout is positive, got {self.reward_timeout}")
         require(self.lr >= 0, f"lr is at least 0, got {self.lr}")
         require(self.temperature > 0 or self.group_size == 1, "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1")
         require(self.temperature >= 0, f"temperature is at least 0, got {self.temperature}")

@@ -83,7 +83,7 @@ def group_equal(values: Tensor, group_id: Tensor) -> Tensor:
     """[R] bool: the answers of the row's group (NaN apart) are all equal up to rounding; true for fewer than two."""
     index, groups = group_index(group_id)
     valid = ~values.isnan()
-    high = values.new_full((groups,), -float("inf")).index_reduce(0, index[valid], values[valid], "amax")
-    low = values.new_full((groups,), float("inf")).index_reduce(0, index[valid], values[valid], "amin")
+    high = values.new_full((groups,), -float("inf")).scatter_reduce(0, index[valid], values[valid], "amax")
+    low = values.new_full((groups,), float("inf")).scatter_reduce(0, index[valid], values[valid], "amin")
     size = high.abs().maximum(low.abs()).clamp(min=1)
     return (~(high - low > EQUAL * size))[index]

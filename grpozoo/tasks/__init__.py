@@ -29,6 +29,10 @@ class Task:
         """1.0 for a right answer, 0.0 for a wrong one, between for a partial one; None: the task has no verifier."""
         return None
 
+    def final_answer(self, completion: str) -> str | None:
+        """What a majority vote compares; None: the completion has no final answer and casts no vote."""
+        return completion.strip() or None
+
     def solution(self, prompt: Prompt) -> str | None:
         """A worked completion that `verify` accepts, for the warm start; None: there is none."""
         return None

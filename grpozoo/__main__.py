@@ -1,0 +1,5 @@
+"""`python -m grpozoo`."""
+
+from grpozoo.cli.main import main
+
+main()

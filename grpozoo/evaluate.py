@@ -1,0 +1,224 @@
+"""Held-out evaluation: exact estimators of what k samples per prompt would give, and the pass that feeds them.
+
+For a prompt with n samples, c of them right, rewards r_(1) <= ... <= r_(n), every subset of k samples equally likely:
+
+    avg@n   = c / n                                              the accuracy of one sample
+    pass@k  = 1 - C(n - c, k) / C(n, k)                          at least one of k is right
+    best@k  = sum_{i=k..n} C(i - 1, k - 1) r_(i) / C(n, k)       the expected maximum of k rewards
+    maj@k   = E[share of the vote winners that is right]         majority vote over final answers
+
+Each is the mean over all subsets, not over random ones: no random number is drawn and 1 right of 4 gives pass@4 = 1.
+A sample whose verdict is NaN ("no answer" of the verifier) is left out, so n differs between prompts; a prompt with
+fewer than k samples left does not count. Prompts weigh equally. A mean over no prompt is NaN. Right means >= 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import comb, fsum, isnan, nan
+from typing import TYPE_CHECKING, Any
+
+from grpozoo.errors import UserError, unknown
+from grpozoo.types import Request
+
+if TYPE_CHECKING:
+    from grpozoo.types import Rewards, Rollouts
+
+
+def avg_at_k(correct: Iterable[Iterable[float]]) -> float:
+    """Accuracy of one sample, the same for every k: mean over prompts of the share of their samples that is right."""
+    return _mean(sum(row) / len(row) for row in _verdicts(correct) if row)
+
+
+def pass_at_k(correct: Iterable[Iterable[float]], k: int) -> float:
+    """Unbiased pass@k. `correct`: [prompts, n] or ragged; 1 right, 0 wrong, NaN unknown."""
+    rows = (row for row in _verdicts(correct) if len(row) >= k)
+    return _mean(1 - comb(len(row) - sum(row), k) / comb(len(row), k) for row in rows)
+
+
+def best_at_k(rewards: Iterable[Iterable[float]], k: int) -> float:
+    """Expected largest of k rewards. `rewards`: [prompts, n] or ragged, in the unit of the reward; NaN unknown."""
+    rows = (sorted(value for value in row if not isnan(value)) for row in _rows(rewards))
+    pairs = (zip(_best_weights(len(row), k), row, strict=True) for row in rows if len(row) >= k)
+    return _mean(fsum(weight * reward for weight, reward in row) for row in pairs)
+
+
+def maj_at_k(answers: Iterable[Iterable[Hashable]], correct: Iterable[Iterable[float]], k: int) -> float:
+    """Expected credit of a majority vote among k samples; of m answers with equal votes each wins with chance 1/m.
+
+    `answers`: [prompts, n] or ragged, None where a completion has no final answer: it takes one of the k places, casts
+    no vote and never wins; a vote without votes is wrong. An answer's credit is the share of its samples that is right.
+    """
+    credits = []
+    for names, verdicts in zip(_rows(answers), _rows(correct), strict=True):
+        known = [(name, value >= 1) for name, value in zip(names, verdicts, strict=True) if not isnan(value)]
+        if len(known) >= k:
+            credits.append(_vote(known, k))
+    return _mean(credits)
+
+
+def group_shares(correct: Iterable[float], group_id: Iterable[int]) -> dict[str, float]:
+    """Shares of the groups that are all right, all wrong and mixed. Rows [R] with verdict NaN are left out."""
+    groups = [row for row in _verdicts(by_group(group_id, correct)) if row]
+    right = _mean(all(row) for row in groups)
+    wrong = _mean(not any(row) for row in groups)
+    return {"groups/all_right": right, "groups/all_wrong": wrong, "groups/mixed": 1 - right - wrong}
+
+
+def by_group(group_id: Iterable[int], values: Iterable[Any]) -> list[list[Any]]:
+    """Values [R] -> one list for each group, in the order in which the groups first appear."""
+    groups: dict[int, list[Any]] = {}
+    for group, value in zip(_list(group_id), _list(values), strict=True):
+        groups.setdefault(group, []).append(value)
+    return list(groups.values())
+
+
+def summarize(
+    greedy_rollouts: Rollouts,
+    greedy_correct: Sequence[float],
+    sampled_rollouts: Rollouts | None = None,
+    sampled_correct: Sequence[float] = (),
+    sampled_rewards: Sequence[float] = (),
+    answers: Sequence[Hashable] = (),
+    ks: Iterable[int] = (),
+) -> dict[str, float]:
+    """The `heldout/` metrics. Verdicts, rewards and final answers: one for each row; length and truncation: greedy."""
+    lengths = _list(greedy_rollouts.lengths)
+    verdicts = _list(greedy_correct)
+    result = {
+        "heldout/accuracy": avg_at_k(by_group(greedy_rollouts.group_id, verdicts)),
+        "heldout/length_mean": _mean(lengths),
+        "heldout/truncated": _mean(reason == "length" for reason in greedy_rollouts.finish_reason),
+        "heldout/missing": _mean(isnan(value) for value in [*verdicts, *_list(sampled_correct)]),
+    }
+    if sampled_rollouts is not None:
+        groups = sampled_rollouts.group_id
+        correct, rewards = by_group(groups, sampled_correct), by_group(groups, sampled_rewards)
+        finals = by_group(groups, answers)
+        result[f"heldout/avg@{max(map(len, correct), default=0)}"] = avg_at_k(correct)
+        for k in ks:
+            result[f"heldout/pass@{k}"] = pass_at_k(correct, k)
+            result[f"heldout/best@{k}"] = best_at_k(rewards, k)
+            result[f"heldout/maj@{k}"] = maj_at_k(finals, correct, k)
+    return result
+
+
+def evaluate(run: Any) -> dict[str, float]:
+    """Greedy and sampled completions of the held-out prompts -> metrics, those of the `evaluate` hook included.
+
+    Uses run.generate and run.score with the tag "eval", whose random streams are apart from those of training.
+    The hook sees the sampled completions, or the greedy ones when eval.samples is 0.
+    """
+    config = run.config.eval
+    prompts = list(run.task.heldout[: config.prompts or None])
+    if not prompts:
+        raise UserError("the task has no held-out prompts: nothing to evaluate on")
+    rollouts, rewards = _complete(run, prompts, 1, 0.0)
+    name = _judge(rewards, config.correct)
+    greedy = rollouts, _correct(run, rollouts, rewards, name)
+    if not config.samples:
+        result = summarize(*greedy)
+    else:
+        rollouts, rewards = _complete(run, prompts, config.samples, config.temperature)
+        answers = [run.task.final_answer(text) for text in rollouts.text]
+        total = [nan] * len(rollouts) if rewards.total is None else rewards.total
+        result = summarize(*greedy, rollouts, _correct(run, rollouts, rewards, name), total, answers, config.ks)
+    return _merge(result, run.hooks.evaluate(rollouts=rollouts, rewards=rewards, run=run), run)
+
+
+def _complete(run: Any, prompts: Sequence[Any], samples: int, temperature: float) -> tuple[Rollouts, Rewards]:
+    ids = tuple(range(samples))
+    requests = [Request(prompt, group_id=i, sample_ids=ids, tag="eval") for i, prompt in enumerate(prompts)]
+    rollouts = run.generate(requests, temperature=temperature)
+    return rollouts, run.score(rollouts)
+
+
+def _judge(rewards: Rewards, wanted: str | None) -> str | None:
+    """The component that tells right from wrong; None: no component answered, the task's verifier must."""
+    if wanted is not None and wanted not in rewards.components:
+        raise unknown("reward component in eval.correct", wanted, rewards.components)
+    answered = (name for name, values in rewards.components.items() if not all(map(isnan, _list(values))))
+    return wanted or next(answered, None)
+
+
+def _correct(run: Any, rollouts: Rollouts, rewards: Rewards, name: str | None) -> list[float]:
+    """[R] 1 right, 0 wrong, NaN unknown."""
+    if name is not None:
+        values = _list(rewards.components[name])
+    else:
+        values = [run.task.verify(prompt, text) for prompt, text in zip(rollouts.prompts, rollouts.text, strict=True)]
+    return [nan if value is None or isnan(value) else float(value >= 1) for value in values]
+
+
+def _merge(result: dict[str, float], answers: Iterable[Mapping[str, float]], run: Any) -> dict[str, float]:
+    for answer in answers:
+        if same := sorted(result.keys() & answer.keys()):
+            plugins = ", ".join(sorted(impl.plugin_name for impl in run.hooks.evaluate.get_hookimpls()))
+            raise UserError(
+                f"evaluate(): the metric {same[0]!r} is given twice; plugins that answer this hook: {plugins}\n"
+                "put the plugin's name in front of its metrics: NAME/metric"
+            )
+        result = {**result, **{name: float(value) for name, value in answer.items()}}
+    return result
+
+
+def _vote(known: Sequence[tuple[Hashable, bool]], k: int) -> float:
+    votes = Counter(name for name, _ in known if name is not None)
+    right = Counter(name for name, good in known if good and name is not None)
+    silent = len(known) - sum(votes.values())
+    terms = []
+    for name, good in right.items():
+        others = tuple(sorted(count for other, count in votes.items() if other != name))
+        terms.append(good / votes[name] * _win_chance(votes[name], others, silent, k))
+    return fsum(terms)
+
+
+@lru_cache(maxsize=65536)
+def _win_chance(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
+    """Chance that an answer given `own` times wins the vote of k samples, a tie of m counting 1/m; exact.
+
+    For j votes of its own, an answer given fewer than j times can neither beat nor tie it: those are drawn as one pool.
+    `ways[votes, ties]` counts the draws from the rest in which none has more than j and `ties` have exactly j.
+    """
+    chances = []
+    for j in range(max(1, k - silent - sum(others)), min(own, k) + 1):
+        pool = silent + sum(count for count in others if count < j)
+        ways = {(0, 0): 1}
+        for count in (count for count in others if count >= j):
+            drawn: dict[tuple[int, int], int] = {}
+            for (used, ties), number in ways.items():
+                for votes in range(min(j, k - j - used) + 1):
+                    key = used + votes, ties + (votes == j)
+                    drawn[key] = drawn.get(key, 0) + number * comb(count, votes)
+            ways = drawn
+        subsets = comb(own + silent + sum(others), k)
+        chances += [
+            comb(own, j) * number * comb(pool, k - j - used) / subsets / (1 + ties)
+            for (used, ties), number in ways.items()
+        ]
+    return fsum(chances)
+
+
+@lru_cache(maxsize=256)
+def _best_weights(n: int, k: int) -> tuple[float, ...]:
+    """Chance that the i-th smallest of n is the largest of a subset of k. Integers divide exactly at any size."""
+    return tuple(comb(i - 1, k - 1) / comb(n, k) for i in range(1, n + 1))
+
+
+def _verdicts(correct: Iterable[Iterable[float]]) -> list[list[bool]]:
+    return [[value >= 1 for value in row if not isnan(value)] for row in _rows(correct)]
+
+
+def _rows(values: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    return [_list(row) for row in _list(values)]
+
+
+def _list(values: Iterable[Any]) -> list[Any]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return fsum(values) / len(values) if values else nan

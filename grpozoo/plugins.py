@@ -1,0 +1,195 @@
+"""From the section `plugins` of a configuration to a plugin manager: discovery, options, order, conflicts."""
+
+import hashlib
+import inspect
+import traceback
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from grpozoo import hooks
+from grpozoo.errors import UserError, nearest, unknown
+from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS, Plugin, hookimpl
+
+GROUP = "grpozoo"
+
+
+class Defaults(Plugin):
+    """What the hooks answer when no plugin has an opinion."""
+
+    @hookimpl(trylast=True)
+    def prepare_prompts(self, prompts):
+        return prompts
+
+    @hookimpl(trylast=True)
+    def transform_rewards(self, rewards):
+        from grpozoo.score import weighted_total
+
+        return replace(rewards, total=weighted_total(rewards.components, rewards.weights))
+
+    @hookimpl(trylast=True)
+    def resample(self, rollouts, rewards):
+        return rollouts, rewards
+
+
+def installed(group: str = GROUP) -> dict[str, EntryPoint]:
+    """Entry-point name -> entry point. Two distributions with one name are refused: which of them would run?"""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise UserError(f"{_owner(other)} and {_owner(entry)} both bring a {group} plugin named {entry.name!r}: uninstall one")
+    return found
+
+
+def load_class(name: str, group: str = GROUP) -> type:
+    """The class behind an entry point; unknown names and broken modules are UserErrors."""
+    found = installed(group)
+    if name not in found:
+        raise unknown("plugin" if group == GROUP else "task", name, found)
+    entry = found[name]
+    try:
+        return entry.load()
+    except UserError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"plugin {name!r} ({entry.value}, from {_owner(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}") from None
+
+
+def read_options(name: str, schema: type, options: Any, where: str, owner: str) -> Any:
+    """Options merged into the dataclass `schema`: unknown keys, wrong types and missing values are UserErrors."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), options or {})
+        if missing := sorted(OmegaConf.missing_keys(merged)):
+            raise UserError(f"{where}.{missing[0]} has no value: set {where}.{missing[0]}=...")
+        return OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        keys = list(schema.__dataclass_fields__)
+        key = str(getattr(error, "key", None) or error).split(".")[-1]
+        raise UserError(
+            f"{where}: {name!r} (from {owner}) has no option {key!r}{nearest(key, keys)}\noptions: {', '.join(keys) or 'none'}"
+        ) from None
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        raise UserError(f"{where}{'.' + str(key) if key else ''}: {str(error).splitlines()[0]}") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _owner(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+
+
+def create(name: str, options: Any) -> Plugin:
+    """One plugin with its validated options."""
+    cls = load_class(name)
+    owner = _owner(installed()[name])
+    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+        raise UserError(f"plugin {name!r} (from {owner}): {cls!r} is not a subclass of grpozoo.Plugin")
+    if cls.hook_version != HOOK_VERSION:
+        raise UserError(
+            f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
+            f"install the release of {owner.split()[0]} for it"
+        )
+    config = read_options(name, cls.Config, options, f"plugins.{name}", owner)
+    try:
+        plugin = cls(config)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"plugins.{name}: {error}") from None
+    plugin.name = name
+    if stray := set(plugin.needs) - NEEDS:
+        raise unknown(f"need of plugin {name!r}", sorted(stray)[0], NEEDS)
+    return plugin
+
+
+@dataclass
+class Active:
+    """The plugins of a run, in the order of the configuration."""
+
+    manager: pluggy.PluginManager
+    plugins: dict[str, Plugin]  # name -> plugin, without the defaults
+
+    @property
+    def hooks(self):
+        """Call a hook: `active.hooks.advantage(rollouts=..., rewards=..., run=...)`."""
+        return self.manager.hook
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The union of what the plugins need."""
+        return frozenset().union(*(plugin.needs for plugin in self.plugins.values()))
+
+    def answering(self) -> dict[str, list[str]]:
+        """Hook -> names of the plugins that implement it, in the order in which their effects apply."""
+        order = {}
+        for hook, kind in KINDS.items():
+            implementations = [impl for impl in getattr(self.hooks, hook).get_hookimpls() if impl.plugin_name != "defaults"]
+            wrappers = [impl for impl in implementations if impl.wrapper or impl.hookwrapper]
+            plain = [impl for impl in implementations if impl not in wrappers]
+            # The caller goes from the last to the first; the innermost wrapper is the first registered.
+            chosen = sorted(plain, key=lambda impl: impl.trylast)[:1] if kind in ("one", "chain") else plain
+            order[hook] = [impl.plugin_name for impl in [*chosen, *wrappers]]
+        return {hook: names for hook, names in order.items() if names}
+
+    def manifest(self) -> dict[str, Any]:
+        """What a reader needs to rebuild the run: distributions, versions, hashes of the sources, hooks in order."""
+        entries, rows = installed(), {}
+        for name, plugin in self.plugins.items():
+            source = inspect.getsource(inspect.getmodule(type(plugin))).encode()
+            rows[name] = {
+                "class": entries[name].value,
+                "distribution": _owner(entries[name]),
+                "sha256": hashlib.sha256(source).hexdigest(),
+                "needs": sorted(plugin.needs),
+            }
+        return {"hook_version": HOOK_VERSION, "plugins": rows, "hooks": self.answering()}
+
+
+def activate(section: Any) -> Active:
+    """The plugins of `section` (name -> options), created, registered in its order, and checked for conflicts."""
+    return register({str(name): create(str(name), options) for name, options in (section or {}).items()})
+
+
+def register(plugins: dict[str, Plugin]) -> Active:
+    """Existing plugins -> Active; unknown hooks, two owners of one hook and hooks that nobody answers are UserErrors."""
+    manager = pluggy.PluginManager("grpozoo")
+    manager.add_hookspecs(hooks)
+    manager.register(Defaults(Defaults.Config()), "defaults")
+    for name, plugin in plugins.items():
+        _check_hooks(name, plugin)
+        try:
+            manager.register(plugin, name)
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise UserError(f"plugin {name!r} does not fit the hooks: {str(error).splitlines()[-1].strip()}") from None
+    active = Active(manager, plugins)
+    _check_owners(active)
+    return active
+
+
+def _check_hooks(name: str, plugin: Plugin) -> None:
+    """A hook overridden without its decorator would silently vanish, and so would a misspelt one."""
+    for attribute in dir(type(plugin)):
+        marked = getattr(getattr(type(plugin), attribute), "grpozoo_impl", None) is not None
+        if attribute in KINDS and not marked:
+            raise UserError(f"plugin {name!r}: {attribute}() is a hook and lacks the decorator @hookimpl")
+        if marked and attribute not in KINDS:
+            raise unknown(f"hook in plugin {name!r}:", attribute, KINDS)
+
+
+def _check_owners(active: Active) -> None:
+    for hook, kind in KINDS.items():
+        plain = [impl for impl in getattr(active.hooks, hook).get_hookimpls() if not (impl.wrapper or impl.hookwrapper)]
+        owners = [impl.plugin_name for impl in plain if not impl.trylast]
+        if kind in ("one", "chain") and len(owners) > 1:
+            advice = "write it as a wrapper" if kind == "chain" else "keep one, drop the other with ~plugins.NAME"
+            raise UserError(f"{' and '.join(sorted(owners))} both replace {hook}(): {advice}")
+        if kind in ("one", "chain") and not plain:
+            raise UserError(f"no plugin answers {hook}(): the configuration lost one of base, sampler, engine or params")
+    if not active.hooks.reward.get_hookimpls():
+        raise UserError("no reward: choose one with reward=NAME (reward=answer asks the task's own verifier)")

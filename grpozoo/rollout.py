@@ -1,0 +1,214 @@
+"""The decode loop: every prompt prefilled once, its cache expanded to the siblings, finished rows leave the batch.
+
+Each token is chosen by the sampler and recorded with its log-probability under the law really sampled from. Token ids
+travel end to end; text is decoded once, for the rewards, and never encoded again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from grpozoo.errors import UserError
+from grpozoo.policy import Policy, left_pad
+from grpozoo.sampling import Choice, Law, TokenSampler
+from grpozoo.types import Request, Rollouts
+
+GROW = 64  # tokens by which a full cache grows at least
+COMPACT = 0.8  # share of live rows below which the batch is rebuilt without the finished ones
+
+
+class Preallocated(DynamicLayer):
+    """A cache layer that writes into a buffer with room to grow, instead of copying itself for every token."""
+
+    def __init__(self, layer: DynamicLayer, rows: Tensor):
+        """The given rows [n] (repeats allowed) of an existing layer."""
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self._length, self._buffers = layer.get_seq_length(), None
+        self._resize(layer.keys, layer.values, rows, self._length + GROW)
+
+    def _resize(self, keys: Tensor, values: Tensor, rows: Tensor | slice, capacity: int) -> None:
+        def copy(old: Tensor) -> Tensor:
+            count = len(rows) if isinstance(rows, Tensor) else len(old)
+            new = old.new_empty(count, old.shape[1], capacity, old.shape[3])
+            new[:, :, : self._length] = old[rows]
+            return new
+
+        self._buffers = (copy(keys), copy(values))
+        self._view()
+
+    def _view(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append in place; returns the views of everything cached."""
+        end = self._length + key_states.shape[-2]
+        if end > self._buffers[0].shape[2]:
+            self._resize(self.keys, self.values, slice(None), end + max(GROW, end // 2))
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, self._length : end] = new
+        self._length = end
+        self._view()
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the given rows."""
+        self._resize(self.keys, self.values, indices, self._buffers[0].shape[2])
+
+
+def expand(cache: DynamicCache, rows: Tensor) -> None:
+    """Replace the rows of a cache by `rows` [n] of it (repeats allowed), with room for more tokens."""
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[index] = Preallocated(layer, rows)
+        else:  # sliding-window and other special layers keep their own logic
+            layer.batch_select_indices(rows)
+
+
+class Record:
+    """What is written down while decoding, for all rows of a call."""
+
+    def __init__(self, requests: list[Request], max_tokens: int, policy: Policy):
+        self.requests, self.policy = requests, policy
+        self.owner = [index for index, request in enumerate(requests) for _ in request.sample_ids]  # row -> request
+        shape = (len(self.owner), max_tokens)
+        self.ids = torch.zeros(shape, dtype=torch.int64)
+        self.logprobs = torch.zeros(shape, dtype=torch.float32)
+        self.lengths = torch.zeros(shape[0], dtype=torch.int64)
+        self.stopped = torch.zeros(shape[0], dtype=torch.bool)
+
+    def write(self, rows: Tensor, position: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
+        """One token for each of `rows` [n]; returns [n] bool: the row goes on."""
+        stops = torch.isin(tokens, torch.tensor(sorted(self.policy.stop_ids), dtype=torch.int64))
+        self.ids[rows, position], self.logprobs[rows, position] = tokens, logprobs
+        self.lengths[rows] = position + 1
+        self.stopped[rows] = stops
+        return ~stops
+
+    def rollouts(self, prompt_ids: list[tuple[int, ...]], design: dict[str, Tensor]) -> Rollouts:
+        """The finished rows. prompt_ids: one for each request."""
+        width = max(int(self.lengths.max()), 1) if len(self.lengths) else 1
+        asked = [self.requests[index] for index in self.owner]
+        lengths = self.lengths.tolist()
+        return Rollouts(
+            prompts=tuple(request.prompt for request in asked),
+            group_id=torch.tensor([request.group_id for request in asked], dtype=torch.int64),
+            sample_id=torch.tensor([s for request in self.requests for s in request.sample_ids], dtype=torch.int64),
+            prompt_ids=tuple(prompt_ids[index] for index in self.owner),
+            completion_ids=self.ids[:, :width].clone(),
+            completion_mask=torch.arange(width) < self.lengths[:, None],
+            logprobs=self.logprobs[:, :width].clone(),
+            finish_reason=tuple("stop" if stopped else "length" for stopped in self.stopped.tolist()),
+            text=tuple(self.policy.decode(ids[:n]) for ids, n in zip(self.ids.tolist(), lengths, strict=True)),
+            tag=tuple(request.tag for request in asked),
+            policy=tuple(request.policy for request in asked),
+            design=design,
+        )
+
+
+def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> list[tuple[int, ...]]:
+    """Token ids of each request's prompt; a prompt that is empty or too long is a UserError."""
+    encoded = [policy.encode(request.prompt) for request in requests]
+    for request, ids in zip(requests, encoded, strict=True):
+        if not ids:
+            raise UserError(f"prompt {request.prompt.id!r} is empty: the model needs at least one token to start from")
+        if len(ids) > max_prompt_length:
+            raise UserError(
+                f"prompt {request.prompt.id!r} has {len(ids)} tokens, max_prompt_length is {max_prompt_length}\n"
+                "raise max_prompt_length, or shorten or drop the prompt"
+            )
+    return encoded
+
+
+@torch.no_grad()
+def decode(
+    requests: list[Request],
+    sampler: TokenSampler,
+    law: Law,
+    policy: Policy,
+    *,
+    max_tokens: int,
+    max_prompt_length: int,
+    seed: int,
+    step: int,
+    rows_at_once: int = 512,
+) -> Rollouts:
+    """Sample all requests; rows of the result in the order of the requests and their sample_ids."""
+    prompt_ids = encode(requests, policy, max_prompt_length)
+    sampler.start(requests, seed, step, max_tokens)
+    record = Record(requests, max_tokens, policy)
+    for rows in _slabs(record.owner, prompt_ids, rows_at_once):
+        _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens)
+    return record.rollouts(prompt_ids, sampler.design())
+
+
+def _slabs(owner: list[int], prompt_ids: list[tuple[int, ...]], size: int) -> Iterator[list[int]]:
+    """Rows in portions, prompts of similar length together so that little is padded."""
+    rows = sorted(range(len(owner)), key=lambda row: (len(prompt_ids[owner[row]]), owner[row], row))
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> None:
+    device = policy.device
+    prompts = {ids: index for index, ids in enumerate(dict.fromkeys(prompt_ids[record.owner[row]] for row in rows))}
+    source = torch.tensor([prompts[prompt_ids[record.owner[row]]] for row in rows], device=device)
+    ids, mask, positions = left_pad(list(prompts), device)
+    padded = not bool(mask.all())
+    cache = DynamicCache(config=policy.model.config)
+    logits = policy.next_logits(ids, mask if padded else None, positions if padded else None, cache)[source]
+    expand(cache, source)
+    mask, following = mask[source], positions[source, -1:] + 1
+    live = torch.tensor(rows)  # row numbers of the batch
+    going = torch.ones(len(rows), dtype=torch.bool)  # not yet stopped
+    for position in range(max_tokens):
+        alive = going.nonzero()[:, 0]
+        choice = Choice(law.warp(logits if len(alive) == len(live) else logits[alive.to(device)]))
+        chosen = sampler.next(choice, live[alive], position)
+        tokens = torch.zeros(len(live), dtype=torch.int64, device=device)
+        tokens[alive.to(device)] = chosen
+        going[alive] = record.write(live[alive], position, chosen.cpu(), choice.logprobs(chosen).cpu())
+        if position + 1 == max_tokens or not bool(going.any()):
+            break
+        if int(going.sum()) <= COMPACT * len(live):
+            keep = going.nonzero()[:, 0]
+            there = keep.to(device)
+            for layer in cache.layers:
+                layer.batch_select_indices(there)
+            live, going, tokens, mask, following = live[keep], going[keep], tokens[there], mask[there], following[there]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        logits = policy.next_logits(tokens[:, None], mask if padded else None, following, cache)
+        following = following + 1
+
+
+def concatenate(parts: list[Rollouts]) -> Rollouts:
+    """Rows of several Rollouts one after the other, padded to the longest completion."""
+    width = max(part.completion_ids.shape[1] for part in parts)
+    merged = {}
+    for f in fields(Rollouts):
+        values = [getattr(part, f.name) for part in parts]
+        if values[0] is None:
+            merged[f.name] = None
+        elif isinstance(values[0], tuple):
+            merged[f.name] = tuple(item for value in values for item in value)
+        elif isinstance(values[0], dict):
+            merged[f.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
+        elif values[0].ndim == 2:
+            merged[f.name] = torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])) for v in values])
+        else:
+            merged[f.name] = torch.cat(values)
+    return Rollouts(**merged)
+
+
+def in_order(rollouts: Rollouts, requests: list[Request]) -> Rollouts:
+    """Rows in the order of the requests and their sample ids, whoever generated them."""
+    keys = zip(rollouts.tag, rollouts.group_id.tolist(), rollouts.sample_id.tolist(), strict=True)
+    place = {key: row for row, key in enumerate(keys)}
+    wanted = [(request.tag, request.group_id, sample) for request in requests for sample in request.sample_ids]
+    if len(place) != len(rollouts) or len(wanted) != len(rollouts) or not all(key in place for key in wanted):
+        raise UserError("(tag, group_id, sample_id) must be unique in a call of generate(): a plugin asked for one twice")
+    return rollouts.select([place[key] for key in wanted])

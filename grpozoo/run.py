@@ -1,0 +1,249 @@
+"""A run: everything the loop and the hooks need, built from a configuration, saved and restored as a whole."""
+
+import signal
+import time
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from grpozoo import models, state
+from grpozoo.checkpoint import Store, claim
+from grpozoo.data import PromptStream
+from grpozoo.errors import UserError
+from grpozoo.evaluate import group_shares
+from grpozoo.metrics import weighted_means
+from grpozoo.ops import group_equal
+from grpozoo.plugins import Active
+from grpozoo.policy import Policy
+from grpozoo.rng import stream
+from grpozoo.rollout import concatenate, in_order
+from grpozoo.sampling import Greedy, Law
+from grpozoo.score import score
+from grpozoo.settings import Settings
+from grpozoo.tracking import Tracker, peak_memory_mb
+from grpozoo.types import Request, Rewards, Rollouts
+from grpozoo.update import Cycle, pack, tokens_per_micro_batch
+
+
+class Run:
+    """The context that hooks see as `run`. Rollouts and rewards are whole in every process; only work is divided."""
+
+    def __init__(self, settings: Settings, accelerator: Accelerator, run_dir: Path, checkpoint: Path | None):
+        self.config, self.task = settings.config, settings.task
+        self.active: Active = settings.active
+        self.plugins, self.hooks, self.needs = self.active.plugins, self.active.hooks, self.active.needs
+        self.accelerator, self.run_dir, self.settings = accelerator, run_dir, settings
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.step, self.updates = 0, 0  # finished steps, optimizer steps
+        self.cycle: Cycle | None = None
+        self.timings: dict[str, float] = {}
+        self.began = time.perf_counter()
+        self.data = PromptStream(self.task.train, self.config.seed)
+        self.total_updates = self.config.steps * self.config.update.mini_batches * self.config.update.epochs
+        self.store = Store(run_dir / "checkpoints", self.config.checkpoint.keep)
+        self.tracker = Tracker(run_dir, self.config, accelerator, accelerator.is_main_process)
+        self.signals: list[int] = []  # received
+        self.lock = claim(run_dir) if accelerator.is_main_process else None
+        self._load_policy()
+        if checkpoint:
+            state.restore(self, checkpoint)
+            self.tracker.progress.print(f"resumed {run_dir} after step {self.step} of {self.config.steps}")
+        else:
+            self.tracker.truncate({})
+        state.write_manifest(self)
+
+    def _load_policy(self) -> None:
+        config = self.config
+        law = Law(config.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.min_p)
+        model, tokenizer = models.load(config.model, self.task, self.accelerator.device, config.seed)
+        arguments = (tokenizer, law, config.model.chat_template, config.update.logits_chunk)
+        self.policies = {"policy": Policy(model, *arguments)}
+        self.reference = None
+        if "ref_logprobs" in self.needs:
+            self.reference = Policy(deepcopy(model).requires_grad_(False), *arguments)
+        model.requires_grad_(False)
+        groups = [{"lr_scale": 1.0, **group} for group in self.hooks.select_parameters(policy=self.policy)]
+        self.trained = [parameter for group in groups for parameter in group["params"]]
+        if not self.trained:
+            raise UserError("select_parameters() selected nothing: there is nothing to train")
+        optim = config.optim
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=config.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay, fused=True
+        )
+        self.token_budget = tokens_per_micro_batch(config.update, model.config)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is trained."""
+        return self.policies["policy"]
+
+    def stream(self, purpose: str, *key):
+        """A numpy generator of one's own: named by purpose and key, the same in every process and after a resume."""
+        return stream(self.config.seed, purpose, self.step, *key)
+
+    # --- what hooks and the loop ask for -------------------------------------------------------------------------
+
+    def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
+        """Completions for the requests, in their order; the work is divided over the processes.
+
+        temperature: null = the run's; 0 = greedy. Truncation (top-k, top-p, min-p) applies to training only.
+        """
+        law = self.policy.law if temperature is None else Law(temperature)
+        sampler = Greedy() if law.temperature == 0 else self.hooks.token_sampler(run=self)
+        mine = requests[self.rank :: self.world]
+        parts = []
+        for name in sorted({request.policy for request in mine}):
+            if name not in self.policies:
+                raise UserError(f"a request names the policy {name!r}, this run has {', '.join(self.policies)}")
+            asked = [request for request in mine if request.policy == name]
+            parts.append(self.hooks.generate(requests=asked, sampler=sampler, law=law, policy=self.policies[name], run=self))
+        return in_order(concatenate(self.gather(parts)), requests)
+
+    def score(self, rollouts: Rollouts) -> Rewards:
+        """Rewards of the rollouts, shaped. The main process asks the reward plugins; an error reaches every process."""
+        answer: list = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                answer[0] = score(self.hooks, self.plugins, rollouts, self, timeout=self.config.reward_timeout)
+            except UserError as error:
+                answer[1] = str(error)
+        if self.world > 1:
+            broadcast_object_list(answer)
+        if answer[1] is not None:
+            raise UserError(answer[1])
+        return self.hooks.transform_rewards(rollouts=rollouts, rewards=answer[0], run=self)
+
+    def measure(self, rollouts: Rollouts) -> Rollouts:
+        """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
+        several = self.config.update.mini_batches * self.config.update.epochs > 1
+        wanted = self.needs | ({"old_logprobs"} if several else set())
+        if wanted & {"old_logprobs", "entropy"}:
+            old, entropy = self._output(self.policy, rollouts, "entropy" in wanted)
+            rollouts = replace(rollouts, old_logprobs=old, entropy=entropy)
+        if "ref_logprobs" in wanted:
+            rollouts = replace(rollouts, ref_logprobs=self._output(self.reference, rollouts, False)[0])
+        return rollouts
+
+    @torch.no_grad()
+    def _output(self, policy: Policy, rollouts: Rollouts, entropy: bool):
+        shared = self.config.update.shared_prefix
+        logprobs = torch.zeros(rollouts.completion_mask.shape)
+        entropies = torch.zeros_like(logprobs) if entropy else None
+        rows = list(range(len(rollouts)))[self.rank :: self.world]
+        for micro in pack(rollouts, rows, 2 * self.token_budget, shared):
+            part = rollouts.select(micro)
+            width = max(int(part.lengths.max()), 1)
+            part = replace(part, completion_ids=part.completion_ids[:, :width], completion_mask=part.completion_mask[:, :width])
+            out = policy.output(part, entropy, shared)
+            logprobs[micro, :width] = out.logprobs.cpu()
+            if entropy:
+                entropies[micro, :width] = out.entropy.cpu()
+        return self.sum(logprobs), None if entropies is None else self.sum(entropies)
+
+    # --- processes -----------------------------------------------------------------------------------------------
+
+    def gather(self, parts: list) -> list:
+        """Concatenate lists over the processes, in the order of their ranks."""
+        return gather_object(parts) if self.world > 1 else parts
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Add a CPU tensor up over the processes."""
+        if self.world == 1:
+            return values
+        return self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum").cpu()
+
+    def stopping(self) -> bool:
+        """Whether any process was told to stop."""
+        if self.world == 1:
+            return bool(self.signals)
+        return bool(self.sum(torch.tensor(float(bool(self.signals)))))
+
+    @contextmanager
+    def interruptible(self):
+        """SIGINT and SIGTERM ask for a stop after the current optimizer step; a second one stops at once."""
+
+        def ask(number, frame):
+            if self.signals:
+                raise KeyboardInterrupt
+            self.signals.append(number)
+            self.tracker.progress.print("stopping after this optimizer step; once more to stop at once")
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # --- numbers -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def timer(self, name: str):
+        """Add the block's seconds to the step's metric `name`."""
+        start = time.perf_counter()
+        yield
+        self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
+
+    def observe(self, rollouts: Rollouts, rewards: Rewards) -> dict[str, list[float]]:
+        """Metrics of the step's completions, as [sum, weight]."""
+        cycle = Cycle(rollouts, rewards, rollouts.logprobs, [])
+        lengths, total = rollouts.lengths.double(), rewards.total
+        cycle.add("rollout/rows", len(rollouts))
+        cycle.add("rollout/length_mean", float(lengths.mean()))
+        cycle.add("rollout/length_max", float(lengths.max()))
+        cycle.add("rollout/tokens", float(lengths.sum()))
+        cycle.add("rollout/truncated", sum(reason == "length" for reason in rollouts.finish_reason) / len(rollouts))
+        cycle.add("rollout/entropy", -float(rollouts.logprobs.sum()) / max(float(lengths.sum()), 1))
+        for name, values in {**rewards.components, "total": total}.items():
+            answered = values[~values.isnan()]
+            cycle.add(f"reward/{name}_mean", float(answered.mean()), len(answered))
+            if name != "total":
+                cycle.add(f"reward/{name}_missing", 1 - len(answered) / len(values))
+        cycle.add("reward/missing", float(total.isnan().double().mean()))
+        cycle.add("reward/total_std", float(total[~total.isnan()].std(correction=0)), float((~total.isnan()).sum()))
+        for name, share in group_shares(next(iter(rewards.components.values()), total), rollouts.group_id).items():
+            cycle.add(name, share)
+        cycle.add("groups/equal", float(group_equal(total, rollouts.group_id).double().mean()))
+        return cycle.metrics
+
+    def step_metrics(self, cycle: Cycle) -> dict[str, float]:
+        """Everything the core knows about the step that has just ended."""
+        metrics = cycle.means() | self.timings
+        metrics["time/step_s"] = time.perf_counter() - self.began
+        seconds = self.timings.get("time/generate_s", 0.0)  # 0: the cycle came out of a checkpoint
+        metrics["rollout/tokens_per_second"] = metrics["rollout/tokens"] / seconds if seconds else float("nan")
+        metrics["memory/peak_mb"] = peak_memory_mb() or float("nan")
+        self.timings = {}
+        return metrics
+
+    def plugin_metrics(self) -> dict[str, float]:
+        """Weighted means of what plugins logged outside the update."""
+        parts = [part for plugin in self.plugins.values() for part in plugin.logged]
+        for plugin in self.plugins.values():
+            plugin.logged.clear()
+        return weighted_means(parts)
+
+    def record(self, step: int, metrics: dict[str, float], cycle: Cycle | None = None) -> None:
+        """Hand a step's metrics and completions to the tracker."""
+        self.tracker.log(step, metrics)
+        if cycle is not None:
+            self.tracker.completions(step, cycle.rollouts, cycle.rewards, cycle.advantages)
+
+    # --- the end of a step and of a run ----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint of this moment."""
+        with self.timer("time/checkpoint_s"):
+            state.save(self)
+
+    def finished(self) -> None:
+        """Write the final model and the summary; show the table."""
+        if self.accelerator.is_main_process:
+            state.save_model(self.policy, self.run_dir / "model")
+            state.write_manifest(self, finished=True)
+        self.tracker.finish(self.run_dir / "model")

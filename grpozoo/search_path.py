@@ -1,0 +1,63 @@
+"""Where Hydra finds config files: our `conf/`, then those that installed distributions announce."""
+
+from collections import defaultdict
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from grpozoo.errors import UserError
+
+HERE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())  # wheel, checkout
+
+
+def config_folder(entry) -> Path | None:
+    """The folder that 'their_package.conf' names, found without importing it."""
+    package, *rest = entry.value.split(".")
+    spec = find_spec(package)
+    roots = (spec.submodule_search_locations or []) if spec else []
+    return next((folder for root in roots if (folder := Path(root, *rest)).is_dir()), None)
+
+
+def config_folders() -> dict[str, Path]:
+    """Distribution -> config folder, for every distribution that has the entry point `grpozoo.conf`."""
+    folders = {}
+    for entry in sorted(entry_points(group="grpozoo.conf"), key=lambda entry: entry.name):
+        if folder := config_folder(entry):
+            folders[entry.dist.name] = folder
+    return folders
+
+
+class InstalledConfigs(SearchPathPlugin):
+    """Appends the folders of installed distributions, so that `algo=theirs` works after `pip install theirs`."""
+
+    def manipulate_search_path(self, search_path):
+        """Called by Hydra."""
+        for distribution, folder in config_folders().items():
+            search_path.append(provider=distribution, path=f"file://{folder}")
+
+
+def register() -> None:
+    """Make Hydra use the folders; refuse two files with the same group and name (Hydra would take the first)."""
+    owners = defaultdict(list)
+    for distribution, folder in {"grpozoo": CONF, **config_folders()}.items():
+        for file in folder.rglob("*.yaml"):
+            owners[str(file.relative_to(folder).with_suffix(""))].append(distribution)
+    for name, distributions in owners.items():
+        if len(distributions) > 1:
+            raise UserError(f"{' and '.join(distributions)} both bring the config file {name}.yaml\nuninstall one, or ask its author to rename it")
+    if InstalledConfigs not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(InstalledConfigs)
+
+
+def choices(group: str) -> list[str]:
+    """The config names of a group, of every distribution."""
+    return sorted({file.stem for folder in (CONF, *config_folders().values()) for file in (folder / group).glob("*.yaml")})
+
+
+def groups() -> list[str]:
+    """The names of all config groups."""
+    return sorted({str(file.parent.relative_to(folder)) for folder in (CONF, *config_folders().values()) for file in folder.rglob("*/*.yaml")})

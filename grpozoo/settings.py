@@ -1,0 +1,109 @@
+"""From a composed configuration to validated settings: everything that can be wrong is found before a model is loaded."""
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from grpozoo.config import Config, Schedule
+from grpozoo.data import check_size, load_task
+from grpozoo.errors import UserError, unknown
+from grpozoo.plugins import Active, activate, installed, read_options
+from grpozoo.tasks import Task
+
+FREE = ("resume", "run_dir", "logger", "checkpoint")  # may differ between the parts of a resumed run
+PACKAGES = ("grpozoo", "torch", "transformers", "accelerate", "hydra-core", "numpy")
+
+
+@dataclass
+class Settings:
+    """What a run is built from."""
+
+    config: Config
+    active: Active
+    task: Task
+    composed: DictConfig
+
+    def yaml(self) -> str:
+        """The resolved configuration, every key."""
+        return OmegaConf.to_yaml(self.composed, resolve=True)
+
+    def manifest(self) -> dict[str, Any]:
+        """Plugins with versions and hashes, hooks in order of application, seed, data, package versions."""
+        return self.active.manifest() | {
+            "config_hash": fingerprint(self.composed),
+            "seed": self.config.seed,
+            "data": {"kind": self.config.task["kind"], "fingerprint": self.task.fingerprint()},
+            "versions": {"python": python_version(), **{name: version(name) for name in PACKAGES}},
+        }
+
+
+def read(composed: DictConfig) -> Settings:
+    """Check names first (no imports), then options, ranges, contradictions, and the data."""
+    known = installed()
+    for name in composed.plugins or {}:
+        if name not in known:
+            raise unknown("plugin", name, known)
+    config = read_core(composed)
+    active = activate(composed.plugins)
+    active.hooks.validate(config=config)
+    task = load_task(config.task)
+    check_size(task, config.prompts_per_step)
+    return Settings(config, active, task, composed)
+
+
+def read_core(composed: DictConfig) -> Config:
+    """The core's keys with their types and ranges."""
+    known = set(Config.__dataclass_fields__)
+    for name in composed:
+        if name not in known:
+            raise UserError(
+                f"{unknown('section', name, known)}\n(a config file of a plugin starts with the line '# @package plugins')"
+            )
+    sections = {}
+    for name, field in Config.__dataclass_fields__.items():
+        if isinstance(field.default_factory, type) and name in composed:
+            sections[name] = read_options(name, field.default_factory, composed[name], name, "grpozoo")
+    rest = {name: value for name, value in composed.items() if name not in sections and name not in ("plugins", "task")}
+    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration", "grpozoo")
+    for name, section in sections.items():
+        setattr(config, name, section)
+    config.plugins = OmegaConf.to_container(composed.plugins, resolve=True)
+    config.task = OmegaConf.to_container(composed.task, resolve=True)
+    config.check()
+    return config
+
+
+def comparable(composed: DictConfig) -> dict[str, Any]:
+    """Flat key -> value of what decides the weights of a run."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item)
+        else:
+            flat[prefix] = value
+
+    walk("", {key: value for key, value in OmegaConf.to_container(composed, resolve=True).items() if key not in FREE})
+    if str(composed.optim.schedule) == Schedule.constant.name:
+        flat.pop("steps", None)  # a longer run begins like a shorter one
+    return flat
+
+
+def fingerprint(composed: DictConfig) -> str:
+    """Hash of `comparable`: two runs with the same hash train the same way."""
+    return sha256(json.dumps(comparable(composed), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def check_resumable(saved: DictConfig, composed: DictConfig) -> None:
+    """Refuse to go on with another configuration than the run was started with."""
+    before, now = comparable(saved), comparable(composed)
+    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if differing:
+        shown = "; ".join(f"{key}: {before.get(key)!r} then, {now.get(key)!r} now" for key in differing[:4])
+        raise UserError(f"the run was started with another configuration ({len(differing)} keys differ)\n{shown}\nresume it with resume=RUN_FOLDER alone, or start a new run")

@@ -1,0 +1,108 @@
+"""What a run keeps on disk: the manifest, and checkpoints from which it goes on bit for bit.
+
+A checkpoint holds the model in Hugging Face format (`model/`), and in `trainer.pt` plain tensors, numbers and lists:
+optimizer, counters, data position, plugin state, the unfinished cycle of rollouts, positions of the metric files.
+Random streams need no saving: they are named by what they are for (grpozoo.rng).
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+
+from grpozoo.errors import UserError
+from grpozoo.tracking import write_json
+from grpozoo.types import Prompt, Rewards, Rollouts
+from grpozoo.update import Cycle
+
+
+def write_manifest(run, finished: bool = False) -> None:
+    """manifest.json and config.yaml of the run folder; `finished` keeps resume=auto away from a run that is done."""
+    if run.accelerator.is_main_process:
+        (run.run_dir / "config.yaml").write_text(run.settings.yaml())
+        write_json(run.run_dir / "manifest.json", run.settings.manifest() | {"processes": run.world, "finished": finished})
+
+
+def save_model(policy, folder: Path) -> None:
+    """Weights (safetensors), configuration and tokenizer, as AutoModelForCausalLM.from_pretrained wants them."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def load_weights(model, folder: Path) -> None:
+    """The weights that `save_model` wrote, into a model of the same shape."""
+    model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+
+
+def save(run) -> None:
+    """A checkpoint of this moment, atomic; called by every process, written by the main one."""
+    if run.accelerator.is_main_process:
+        run.store.save(run.step, lambda folder: _write(run, folder))
+    run.accelerator.wait_for_everyone()
+
+
+def _write(run, folder: Path) -> None:
+    save_model(run.policy, folder / "model")
+    state = {
+        "step": run.step,
+        "updates": run.updates,
+        "optimizer": run.optimizer.state_dict(),
+        "trained": [tuple(parameter.shape) for parameter in run.trained],
+        "data": run.data.state_dict(),
+        "plugins": {name: plugin.state_dict() for name, plugin in run.plugins.items()},
+        "cycle": pack_cycle(run.cycle),
+        "tracker": run.tracker.position(),
+    }
+    torch.save(state, folder / "trainer.pt")
+
+
+def restore(run, folder: Path) -> None:
+    """The inverse of `save`. Another data set or other trained parameters are UserErrors."""
+    manifest = json.loads((run.run_dir / "manifest.json").read_text()) if (run.run_dir / "manifest.json").is_file() else {}
+    before, now = manifest.get("data", {}).get("fingerprint"), run.task.fingerprint()
+    if before not in (None, now):
+        raise UserError(f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run")
+    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+    if state["trained"] != [tuple(parameter.shape) for parameter in run.trained]:
+        raise UserError(f"{folder} was trained with another selection of parameters: resume with the same params= and model=")
+    load_weights(run.policy.model, folder / "model")
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.data.load_state_dict(state["data"])
+    for name, plugin in run.plugins.items():
+        plugin.load_state_dict(state["plugins"].get(name, {}))
+    run.step, run.updates = state["step"], state["updates"]
+    run.cycle = unpack_cycle(state["cycle"])
+    run.tracker.truncate(state["tracker"])
+
+
+def pack_cycle(cycle: Cycle | None) -> dict | None:
+    """A cycle as plain dictionaries, lists and tensors."""
+    if cycle is None:
+        return None
+    rollouts = {f.name: getattr(cycle.rollouts, f.name) for f in fields(Rollouts)}
+    rollouts["prompts"] = [asdict(prompt) for prompt in cycle.rollouts.prompts]
+    rewards = {f.name: getattr(cycle.rewards, f.name) for f in fields(Rewards)}
+    return {
+        "rollouts": rollouts,
+        "rewards": rewards,
+        "advantages": cycle.advantages,
+        "minibatches": cycle.minibatches,
+        "done": cycle.done,
+        "metrics": cycle.metrics,
+    }
+
+
+def unpack_cycle(state: dict | None) -> Cycle | None:
+    """The inverse of `pack_cycle`."""
+    if state is None:
+        return None
+    prompts = tuple(Prompt(**prompt) for prompt in state["rollouts"].pop("prompts"))
+    return Cycle(
+        Rollouts(prompts=prompts, **state["rollouts"]),
+        Rewards(**state["rewards"]),
+        state["advantages"],
+        state["minibatches"],
+        state["done"],
+        state["metrics"],
+    )

@@ -1,0 +1,59 @@
+"""Numbers of a composition of plugins on a worked example, by the functions that train: hook manager and objective."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpozoo.config import Config
+from grpozoo.ops import denominators
+from grpozoo.plugins import Active, activate
+from grpozoo.testing.context import Context
+from grpozoo.testing.example import Fixture, fixture, whole_batch
+from grpozoo.update import objective
+
+CONST_LEN = 5  # tokens; max_completion_length of the worked example
+
+
+def compose(*overrides: str) -> tuple[Config, Active]:
+    """The core's settings and the active plugins of a command line: compose("algo=[a,b]", "plugins.a.x=1")."""
+    from grpozoo.cli.main import compose
+    from grpozoo.settings import read_core
+
+    composed = compose(list(overrides))
+    return read_core(composed), activate(composed.plugins)
+
+
+def loss(
+    *overrides: str,
+    step: Fixture | None = None,
+    advantages: Sequence[float] | Tensor | None = None,
+    const_len: int = CONST_LEN,
+) -> tuple[float, Tensor]:
+    """Loss and its gradient [R, T] with respect to the current log-probabilities, all rows as one optimizer step.
+
+    overrides: a command line, e.g. "algo=[a,b]". step: null = fixture(). advantages: [R] or [R, T]; null = the
+    plugins' own on the step's rewards. const_len: C of the aggregation const_len, tokens.
+    """
+    config, active = compose(*overrides)
+    step = step or fixture()
+    run = Context(config, active)
+    given = _advantages(active, run, step) if advantages is None else torch.as_tensor(advantages, dtype=torch.float64)
+    batch = whole_batch(step.rollouts, step.rewards, given)
+    active.hooks.before_update(rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=run)
+    out = replace(step.out, logprobs=step.out.logprobs.detach().clone().requires_grad_())
+    how = active.hooks.aggregation()
+    value = objective(active.hooks, batch, out, how, denominators(batch.mask, const_len)[how], "all_rows" in active.needs)
+    gradient = torch.autograd.grad(value, out.logprobs, allow_unused=True, materialize_grads=True)[0]
+    return float(value.detach()), gradient
+
+
+def advantages(*overrides: str, step: Fixture | None = None) -> Tensor:
+    """The plugins' advantages [R] or [R, T] on the step's rewards (null = fixture())."""
+    config, active = compose(*overrides)
+    return _advantages(active, Context(config, active), step or fixture())
+
+
+def _advantages(active: Active, run: Context, step: Fixture) -> Tensor:
+    return active.hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=run)

@@ -1,0 +1,261 @@
+"""From rollouts with advantages to optimizer steps: mini-batches, micro-batches, one denominator, one gradient.
+
+    loss = aggregate(policy_loss * token_weights) + aggregate(regularizer)        over all rows of the optimizer step
+
+The denominator is counted over every row of the step and every process before the first micro-batch, so how rows are
+split, sorted, packed or sharded changes nothing beyond rounding. Rows whose advantage is zero add exactly nothing to
+the gradient and are left out where no plugin needs them; they still count in the denominator.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from grpozoo.config import Optim, Schedule
+from grpozoo.errors import UserError
+from grpozoo.ops import AGGREGATIONS, aggregate, denominators
+from grpozoo.rng import stream
+from grpozoo.types import Batch, Output, Rewards, Rollouts
+
+
+@dataclass
+class Cycle:
+    """One batch of rollouts and how far its optimizer steps have come."""
+
+    rollouts: Rollouts
+    rewards: Rewards
+    advantages: Tensor  # [R, T] float32, 0 where masked
+    minibatches: list[list[int]]  # rows of each optimizer step
+    done: int = 0
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum of value * weight, sum of weights]
+
+    def add(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Add to the weighted mean `name`."""
+        total = self.metrics.setdefault(name, [0.0, 0.0])
+        total[0] += value * weight
+        total[1] += weight
+
+    def means(self) -> dict[str, float]:
+        """The weighted means so far."""
+        return {name: total / weight if weight else math.nan for name, (total, weight) in self.metrics.items()}
+
+
+def minibatches(rows: int, count: int, epochs: int, seed: int, step: int) -> list[list[int]]:
+    """Row numbers of each optimizer step: every epoch splits a fresh permutation into `count` parts of nearly equal size."""
+    if count == 1:
+        return [list(range(rows))] * epochs
+    plan = []
+    for epoch in range(epochs):
+        order = stream(seed, "minibatches", step, epoch).permutation(rows).tolist()
+        plan += [order[part * rows // count : (part + 1) * rows // count] for part in range(count)]
+    return plan
+
+
+def learning_rate(update: int, total: int, base: float, optim: Optim) -> float:
+    """The rate of optimizer step `update` (from 0) of `total`: linear warm-up, then the schedule down to zero."""
+    if update < optim.warmup_steps:
+        return base * (update + 1) / optim.warmup_steps
+    if optim.schedule is Schedule.constant:
+        return base
+    progress = (update - optim.warmup_steps) / max(total - optim.warmup_steps, 1)
+    return base * ((1 - progress) if optim.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def tokens_per_micro_batch(update_config, model_config) -> int:
+    """The token budget: as configured, or as many tokens as the estimated activation memory allows.
+
+    Per token and layer a backward keeps about 16 vectors of the model's width and 5 of the MLP's, in float32.
+    """
+    if update_config.tokens_per_micro_batch:
+        return update_config.tokens_per_micro_batch
+    text = model_config.get_text_config()
+    width = text.hidden_size
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    per_token = 4 * text.num_hidden_layers * (16 * width + 5 * inner)
+    return max(update_config.activation_memory_mb * 2**20 // per_token, 1)
+
+
+def pack(rollouts: Rollouts, rows: list[int], budget: int, shared_prefix: bool) -> Iterator[list[int]]:
+    """Rows in micro-batches of at most `budget` padded tokens (one row at least), similar lengths together.
+
+    With `shared_prefix` completions of one prompt stay together and its tokens count once for all of them.
+    """
+    lengths = rollouts.lengths.tolist()
+    units = defaultdict(list)
+    for row in rows:
+        units[rollouts.prompt_ids[row] if shared_prefix else row].append(row)
+    ordered = [sorted(unit, key=lambda row: (lengths[row], row)) for unit in units.values()]
+    ordered.sort(key=lambda unit: (lengths[unit[-1]], len(rollouts.prompt_ids[unit[0]]), unit[0]))
+
+    def cost(micro: list[int]) -> int:
+        prompts = {rollouts.prompt_ids[row] for row in micro}
+        longest = max(map(len, prompts))
+        completion = max(lengths[row] for row in micro)
+        return longest * (len(prompts) if shared_prefix else len(micro)) + completion * len(micro)
+
+    micro: list[int] = []
+    for unit in ordered:
+        if micro and cost(micro + unit) > budget:
+            yield micro
+            micro = []
+        micro = micro + unit
+        while len(micro) > 1 and cost(micro) > budget:  # a unit that is too large by itself
+            size = next((n for n in range(len(micro) - 1, 0, -1) if cost(micro[:n]) <= budget), 1)
+            yield micro[:size]
+            micro = micro[size:]
+    if micro:
+        yield micro
+
+
+def share(rollouts: Rollouts, rows: list[int], rank: int, world: int) -> list[int]:
+    """The rows of process `rank`: completions of one prompt together, tokens spread evenly."""
+    if world == 1:
+        return rows
+    lengths = rollouts.lengths.tolist()
+    units = defaultdict(list)
+    for row in rows:
+        units[rollouts.prompt_ids[row]].append(row)
+    loads, mine = [0] * world, []
+    for unit in sorted(units.values(), key=lambda unit: (-sum(lengths[row] for row in unit), unit[0])):
+        lightest = loads.index(min(loads))
+        loads[lightest] += sum(lengths[row] for row in unit) + len(rollouts.prompt_ids[unit[0]])
+        if lightest == rank:
+            mine += unit
+    return sorted(mine)
+
+
+def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
+    """The rows of a micro-batch, cut to their longest completion, on the device. old_logprobs may still be missing."""
+    rollouts = cycle.rollouts.select(rows)
+    width = max(int(rollouts.lengths.max()), 1)
+
+    def cut(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[:, :width].to(device)
+
+    fields = ("completion_ids", "completion_mask", "logprobs", "old_logprobs", "ref_logprobs", "entropy")
+    rollouts = replace(rollouts, **{name: cut(getattr(rollouts, name)) for name in fields})
+    return Batch(
+        advantages=cut(cycle.advantages[rows]),
+        mask=rollouts.completion_mask,
+        old_logprobs=rollouts.old_logprobs,
+        sampler_logprobs=rollouts.logprobs,
+        lengths=rollouts.lengths,
+        rewards=cycle.rewards.total[rows].to(device),
+        group_id=rollouts.group_id.to(device),
+        sample_id=rollouts.sample_id.to(device),
+        rows=torch.tensor(rows, device=device),
+        rollouts=rollouts,
+        ref_logprobs=rollouts.ref_logprobs,
+    )
+
+
+def objective(hooks, batch: Batch, out: Output, how: str, denominator: float, all_rows: bool) -> Tensor:
+    """The micro-batch's share of the loss, a scalar with gradient."""
+    losses = hooks.policy_loss(batch=batch, out=out)
+    rows, width = batch.mask.shape
+    if losses is None or tuple(losses.shape) not in ((rows, width), (rows, 1)):
+        found = None if losses is None else tuple(losses.shape)
+        raise UserError(f"policy_loss() must return one loss per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}")
+    for weight in hooks.token_weights(batch=batch, out=out):
+        losses = losses * weight
+    loss = aggregate(losses, batch.mask, how, denominator)
+    for term in hooks.regularizer(batch=batch, out=out):
+        if not all_rows:
+            names = ", ".join(impl.plugin_name for impl in hooks.regularizer.get_hookimpls())
+            raise UserError(f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"')
+        loss = loss + aggregate(term, batch.mask, how, denominator)
+    return loss
+
+
+def optimizer_step(run, cycle: Cycle) -> None:
+    """The next optimizer step of a cycle."""
+    rows = cycle.minibatches[cycle.done]
+    cycle.done += 1
+    mask = cycle.rollouts.completion_mask[rows]
+    how = run.hooks.aggregation()
+    if how not in AGGREGATIONS:
+        raise UserError(f"aggregation() answered {how!r}, known are {', '.join(AGGREGATIONS)}")
+    if not bool(mask.any()):
+        cycle.add("update/skipped_steps", 1.0)
+        return
+    cycle.add("update/skipped_steps", 0.0)
+    denominator = denominators(mask, run.config.max_completion_length)[how]
+    live = _live(cycle, rows, "all_rows" in run.needs)
+    cycle.add("update/skipped_rows", 1 - len(live) / len(rows))
+    for parameter in run.trained:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+    _backward(run, cycle, live, how, denominator)
+    _sum_gradients(run)
+    norm = _clip(run.trained, run.config.optim.max_grad_norm)
+    if not math.isfinite(norm):
+        raise UserError(
+            f"the gradient of step {run.step} is not finite (norm {norm}): the loss overflowed\n"
+            "lower lr, check the rewards and the last plugin added; the weights are still those of the last checkpoint"
+        )
+    rate = learning_rate(run.updates, run.total_updates, run.config.lr, run.config.optim)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"]
+    run.optimizer.step()
+    run.updates += 1
+    cycle.add("update/grad_norm", norm)
+    cycle.add("update/lr", rate)
+
+
+def _live(cycle: Cycle, rows: list[int], all_rows: bool) -> list[int]:
+    """Rows that can change the gradient."""
+    useful = cycle.rollouts.completion_mask.any(1)
+    if not all_rows:
+        useful = useful & (cycle.advantages != 0).any(1)
+    useful = useful.tolist()
+    return [row for row in rows if useful[row]]
+
+
+def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: float) -> None:
+    shared = run.config.update.shared_prefix and not run.config.update.gradient_checkpointing
+    mine = share(cycle.rollouts, live, run.rank, run.world)
+    parts = []  # (name, value, weight), this process
+    with run.policy.training(run.config.update.gradient_checkpointing):
+        for micro in pack(cycle.rollouts, mine, run.token_budget, shared):
+            batch = batch_of(cycle, micro, run.policy.device)
+            out = run.policy.output(batch.rollouts, "entropy" in run.needs, shared)
+            if batch.old_logprobs is None:  # the only update of this batch: the old policy is the current one
+                batch = replace(batch, old_logprobs=out.logprobs.detach())
+            loss = objective(run.hooks, batch, out, how, denominator, "all_rows" in run.needs)
+            loss.backward()
+            tokens = int(batch.mask.sum())
+            gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~batch.mask, 0)
+            parts.append(("update/loss", float(loss.detach()), None))
+            parts.append(("update/max_logprob_gap", float(gap.max()), None))
+            for plugin in run.plugins.values():
+                parts += plugin.logged
+                plugin.logged.clear()
+    parts = run.gather(parts)
+    losses = [value for name, value, _ in parts if name == "update/loss"]
+    gaps = [value for name, value, _ in parts if name == "update/max_logprob_gap"]
+    cycle.add("update/loss", sum(losses))
+    cycle.add("update/max_logprob_gap", max(gaps, default=0.0))
+    for name, value, weight in parts:
+        if weight is not None:
+            cycle.add(name, value, weight)
+
+
+def _sum_gradients(run) -> None:
+    """Add up the gradients of all processes; their losses already share one denominator."""
+    if run.world == 1:
+        return
+    flat = torch.cat([parameter.grad.flatten() for parameter in run.trained])
+    total = run.accelerator.reduce(flat, reduction="sum")
+    start = 0
+    for parameter in run.trained:
+        parameter.grad.copy_(total[start : start + parameter.numel()].view_as(parameter))
+        start += parameter.numel()
+
+
+def _clip(parameters: list[Tensor], max_norm: float) -> float:
+    """Clip the global 2-norm; returns the norm before clipping."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm else math.inf)
+    return float(norm)
