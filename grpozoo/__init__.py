@@ -1,4 +1,4 @@
-"""grpozoo: an algorithm zoo for GRPO. The public names, and nothing else; importing it does not import torch."""
+"""grpozoo: a zoo of group-relative policy optimisation. The public names, and nothing else; importing it does not import torch."""
 
 from grpozoo.errors import UserError
 from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl

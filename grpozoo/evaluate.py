@@ -116,16 +116,28 @@ def evaluate(run: Any) -> dict[str, float]:
     if not prompts:
         raise UserError("the task has no held-out prompts: nothing to evaluate on")
     rollouts, rewards = _complete(run, prompts, 1, 0.0)
-    name = _judge(rewards, config.correct)
-    greedy = rollouts, _correct(run, rollouts, rewards, name)
+    greedy = rollouts, verdicts(run, rollouts, rewards)
     if not config.samples:
         result = summarize(*greedy)
     else:
         rollouts, rewards = _complete(run, prompts, config.samples, config.temperature)
         answers = [run.task.final_answer(text) for text in rollouts.text]
         total = [nan] * len(rollouts) if rewards.total is None else rewards.total
-        result = summarize(*greedy, rollouts, _correct(run, rollouts, rewards, name), total, answers, config.ks)
+        result = summarize(*greedy, rollouts, verdicts(run, rollouts, rewards), total, answers, config.ks)
     return _merge(result, run.hooks.evaluate(rollouts=rollouts, rewards=rewards, run=run), run)
+
+
+def verdicts(run: Any, rollouts: Rollouts, rewards: Rewards) -> list[float]:
+    """[R] 1 right, 0 wrong, NaN unknown: by the component eval.correct, else the task's verifier, else the first one."""
+    wanted, components = run.config.eval.correct, rewards.components
+    if wanted is not None and wanted not in components:
+        raise unknown("reward component in eval.correct", wanted, components)
+    values = None if wanted else [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
+    if values is None or all(value is None for value in values):
+        answered = (name for name, column in components.items() if not all(map(isnan, _list(column))))
+        name = wanted or next(answered, None)
+        values = _list(components[name]) if name else [nan] * len(rollouts)
+    return [nan if value is None or isnan(value) else float(value >= 1) for value in values]
 
 
 def _complete(run: Any, prompts: Sequence[Any], samples: int, temperature: float) -> tuple[Rollouts, Rewards]:
@@ -133,23 +145,6 @@ def _complete(run: Any, prompts: Sequence[Any], samples: int, temperature: float
     requests = [Request(prompt, group_id=i, sample_ids=ids, tag="eval") for i, prompt in enumerate(prompts)]
     rollouts = run.generate(requests, temperature=temperature)
     return rollouts, run.score(rollouts)
-
-
-def _judge(rewards: Rewards, wanted: str | None) -> str | None:
-    """The component that tells right from wrong; None: no component answered, the task's verifier must."""
-    if wanted is not None and wanted not in rewards.components:
-        raise unknown("reward component in eval.correct", wanted, rewards.components)
-    answered = (name for name, values in rewards.components.items() if not all(map(isnan, _list(values))))
-    return wanted or next(answered, None)
-
-
-def _correct(run: Any, rollouts: Rollouts, rewards: Rewards, name: str | None) -> list[float]:
-    """[R] 1 right, 0 wrong, NaN unknown."""
-    if name is not None:
-        values = _list(rewards.components[name])
-    else:
-        values = [run.task.verify(prompt, text) for prompt, text in zip(rollouts.prompts, rollouts.text, strict=True)]
-    return [nan if value is None or isnan(value) else float(value >= 1) for value in values]
 
 
 def _merge(result: dict[str, float], answers: Iterable[Mapping[str, float]], run: Any) -> dict[str, float]:

@@ -5,7 +5,6 @@ import time
 import torch
 
 from grpozoo.errors import UserError
-from grpozoo.evaluate import evaluate
 from grpozoo.types import Request, Rewards, Rollouts
 from grpozoo.update import Cycle, minibatches, optimizer_step
 
@@ -13,7 +12,7 @@ from grpozoo.update import Cycle, minibatches, optimizer_step
 def train(run) -> None:
     """Train until `run.config.steps` steps are done or somebody asks to stop. Every step may be interrupted and resumed."""
     if run.step == 0 and run.cycle is None:
-        run.record(0, evaluate(run))
+        run.record(0, run.evaluate())
     while run.step < run.config.steps:
         if run.cycle is None:
             run.cycle = collect(run)
@@ -25,7 +24,7 @@ def train(run) -> None:
             if run.stopping():
                 return run.save()
         finish(run)
-        if run.stopping():
+        if run.stopping() and run.step < run.config.steps:
             return run.save()
     run.finished()
 
@@ -72,9 +71,7 @@ def finish(run) -> None:
     metrics |= run.plugin_metrics()
     last = run.step == config.steps
     if last or (config.eval.every and run.step % config.eval.every == 0):
-        with run.timer("time/eval_s"):
-            metrics |= evaluate(run)
-        metrics |= {"time/eval_s": run.timings.pop("time/eval_s")}
+        metrics |= run.evaluate()
     run.record(run.step, metrics, cycle)
     if last or (config.checkpoint.every and run.step % config.checkpoint.every == 0):
         run.save()

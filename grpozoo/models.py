@@ -68,8 +68,9 @@ def load(config: Any, task: Any, device: str = "cpu", seed: int = 0) -> tuple[Pr
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Weights (safetensors), config, generation config, tokenizer and chat template: what `from_pretrained` reads."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with _quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def restore(model: PreTrainedModel, folder: Path) -> None:
@@ -212,8 +213,7 @@ def _convert(source: Path, folder: Path) -> None:
             if name in vars(holder):
                 delattr(holder, name)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(model, tokenizer, folder)
 
 
 def _gguf() -> Path:
@@ -263,6 +263,7 @@ def _check_path(config: Any) -> None:
 
 def _pretrained(place: str, config: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Tokenizer first: it is cheap, and its errors should not wait for the weights."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     remote = bool(config.trust_remote_code)
@@ -280,7 +281,7 @@ def _pretrained(place: str, config: Any) -> tuple[PreTrainedModel, PreTrainedTok
             trust_remote_code=remote,
             use_safetensors=None if config.allow_pickle else True,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise _explained(place, config, error) from None
     return model, tokenizer
 
@@ -290,7 +291,7 @@ def _explained(place: str, config: Any, error: Exception) -> UserError:
     said = " ".join(str(error).split())[:300]
     if "trust_remote_code" in said:
         hint = "the model brings its own Python code; if you trust it: model.trust_remote_code=true"
-    elif "safetensors" in said and not config.allow_pickle:
+    elif isinstance(error, OSError) and "safetensors" in said and not config.allow_pickle:
         hint = "weights in pickle format can run code; if you trust them: model.allow_pickle=true"
     elif isinstance(error, OSError) and not _is_local(place):
         hint = "is the name right, the network up, and (gated models) HF_TOKEN set? a folder works too; ./NAME says folder"
@@ -333,7 +334,7 @@ def _dtype(name: str) -> Any:
 
 @contextmanager
 def _quiet():
-    """Without transformers' bars, for models that load in a blink."""
+    """Without transformers' bars, for what takes a blink."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

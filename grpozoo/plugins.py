@@ -26,10 +26,10 @@ class Defaults(Plugin):
         return prompts
 
     @hookimpl(trylast=True)
-    def transform_rewards(self, rewards):
+    def transform_rewards(self, rollouts, rewards):
         from grpozoo.score import weighted_total
 
-        return replace(rewards, total=weighted_total(rewards.components, rewards.weights))
+        return replace(rewards, total=weighted_total(rewards.components, rewards.weights, len(rollouts)))
 
     @hookimpl(trylast=True)
     def resample(self, rollouts, rewards):
@@ -79,6 +79,11 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str) 
         raise UserError(f"{where}{'.' + str(key) if key else ''}: {str(error).splitlines()[0]}") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def owner(name: str) -> str:
+    """Name and version of the distribution that brings a plugin."""
+    return _owner(installed()[name])
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -15,7 +15,7 @@ from grpozoo import models, state
 from grpozoo.checkpoint import Store, claim
 from grpozoo.data import PromptStream
 from grpozoo.errors import UserError
-from grpozoo.evaluate import group_shares
+from grpozoo.evaluate import evaluate, group_shares, verdicts
 from grpozoo.metrics import weighted_means
 from grpozoo.ops import group_equal
 from grpozoo.plugins import Active
@@ -206,7 +206,7 @@ class Run:
                 cycle.add(f"reward/{name}_missing", 1 - len(answered) / len(values))
         cycle.add("reward/missing", float(total.isnan().double().mean()))
         cycle.add("reward/total_std", float(total[~total.isnan()].std(correction=0)), float((~total.isnan()).sum()))
-        for name, share in group_shares(next(iter(rewards.components.values()), total), rollouts.group_id).items():
+        for name, share in group_shares(verdicts(self, rollouts, rewards), rollouts.group_id).items():
             cycle.add(name, share)
         cycle.add("groups/equal", float(group_equal(total, rollouts.group_id).double().mean()))
         return cycle.metrics
@@ -228,6 +228,18 @@ class Run:
             plugin.logged.clear()
         return weighted_means(parts)
 
+    def evaluate(self) -> dict[str, float]:
+        """Held-out metrics. What plugins log meanwhile does not mix with what they logged of training."""
+        kept = {plugin: plugin.logged for plugin in self.plugins.values()}
+        started = time.perf_counter()
+        try:
+            for plugin in kept:
+                plugin.logged = []
+            return evaluate(self) | {"time/eval_s": time.perf_counter() - started}
+        finally:
+            for plugin, logged in kept.items():
+                plugin.logged = logged
+
     def record(self, step: int, metrics: dict[str, float], cycle: Cycle | None = None) -> None:
         """Hand a step's metrics and completions to the tracker."""
         self.tracker.log(step, metrics)
@@ -244,6 +256,6 @@ class Run:
     def finished(self) -> None:
         """Write the final model and the summary; show the table."""
         if self.accelerator.is_main_process:
-            state.save_model(self.policy, self.run_dir / "model")
+            models.save(self.policy.model, self.policy.tokenizer, self.run_dir / "model")
             state.write_manifest(self, finished=True)
         self.tracker.finish(self.run_dir / "model")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from grpozoo import models
 from grpozoo.errors import UserError
-from grpozoo.tracking import write_json
+from grpozoo.tracking import write_json, write_text
 from grpozoo.types import Prompt, Rewards, Rollouts
 from grpozoo.update import Cycle
 
@@ -20,19 +21,8 @@ from grpozoo.update import Cycle
 def write_manifest(run, finished: bool = False) -> None:
     """manifest.json and config.yaml of the run folder; `finished` keeps resume=auto away from a run that is done."""
     if run.accelerator.is_main_process:
-        (run.run_dir / "config.yaml").write_text(run.settings.yaml())
+        write_text(run.run_dir / "config.yaml", run.settings.yaml())
         write_json(run.run_dir / "manifest.json", run.settings.manifest() | {"processes": run.world, "finished": finished})
-
-
-def save_model(policy, folder: Path) -> None:
-    """Weights (safetensors), configuration and tokenizer, as AutoModelForCausalLM.from_pretrained wants them."""
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-
-
-def load_weights(model, folder: Path) -> None:
-    """The weights that `save_model` wrote, into a model of the same shape."""
-    model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
 
 
 def save(run) -> None:
@@ -43,7 +33,7 @@ def save(run) -> None:
 
 
 def _write(run, folder: Path) -> None:
-    save_model(run.policy, folder / "model")
+    models.save(run.policy.model, run.policy.tokenizer, folder / "model")
     state = {
         "step": run.step,
         "updates": run.updates,
@@ -66,7 +56,7 @@ def restore(run, folder: Path) -> None:
     state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
     if state["trained"] != [tuple(parameter.shape) for parameter in run.trained]:
         raise UserError(f"{folder} was trained with another selection of parameters: resume with the same params= and model=")
-    load_weights(run.policy.model, folder / "model")
+    models.restore(run.policy.model, folder / "model")
     run.optimizer.load_state_dict(state["optimizer"])
     run.data.load_state_dict(state["data"])
     for name, plugin in run.plugins.items():

@@ -194,7 +194,8 @@ def summarize(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name.removeprefix("heldout/"): _span([line[name] for line in lines if line.get(name) is not None], 1)
         for name in dict.fromkeys(name for line in lines for name in line if name.startswith("heldout/"))
     }
-    tokens, generating = sum(_values(lines, "rollout/tokens")), sum(_values(lines, "time/generate_s"))
+    timed = [line for line in lines if line.get("time/generate_s")]  # a cycle out of a checkpoint took no time
+    tokens, generating = sum(_values(timed, "rollout/tokens")), sum(_values(timed, "time/generate_s"))
     steps = len({line["step"] for line in lines if "reward/total_mean" in line})
     step_seconds = _values(lines, "time/step_s")
     return {
@@ -205,17 +206,22 @@ def summarize(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "steps": steps,
         "seconds": max(_values(lines, "seconds"), default=0.0),
         "seconds_per_step": sum(step_seconds) / len(step_seconds) if step_seconds else None,
-        "generated_tokens": int(tokens),
+        "generated_tokens": int(sum(_values(lines, "rollout/tokens"))),
         "tokens_per_second": tokens / generating if generating else None,  # while generating
         "peak_memory_mb": max(_values(lines, "memory/peak_mb"), default=None),  # 1e6 bytes
     }
 
 
-def write_json(path: Path | str, value: Any) -> None:
+def write_text(path: Path | str, text: str) -> None:
     """The whole file or the old one, never half of it."""
     partial = Path(path).with_name(f".{Path(path).name}.partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """`write_text` of a JSON value."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def peak_memory_mb() -> float | None:

@@ -86,7 +86,7 @@ def train(config: Any, task: Task, folder: Path, recipe: Recipe | None = None) -
     """Train and save weights, tokenizer and `recipe.json` into `folder`; returns steps and the accuracies reached."""
     import torch
 
-    from grpozoo.models import tiny_model, tiny_tokenizer
+    from grpozoo.models import save, tiny_model, tiny_tokenizer
 
     recipe = recipe or Recipe()
     teacher, tokenizer, model = _teacher(task, recipe), tiny_tokenizer(), tiny_model(config, recipe.seed)
@@ -94,8 +94,7 @@ def train(config: Any, task: Task, folder: Path, recipe: Recipe | None = None) -
         torch.manual_seed(recipe.seed)
         steps, reached = _fit(model, tokenizer, teacher, recipe)
     result = {"steps": steps, **reached}
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(model, tokenizer, folder)
     record = {
         "key": _key(config, teacher, recipe),
         "shape": {name: getattr(config, name) for name in SHAPE},
@@ -130,7 +129,8 @@ def _fit(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> tuple[int, d
             if step % recipe.every == 0 or step == recipe.max_steps:
                 reached = accuracy(model, tokenizer, task, probe, room, recipe.seed)
             speed = tokens / (time.monotonic() - started)
-            bar.set_postfix_str(f"loss {loss.item():.3f} nats/token, held-out {reached['greedy']:.0%}, {speed:.0f} tokens/s")
+            shown = f"loss {loss.item():.3f} nats/token, held-out {reached['greedy']:.0%}, {speed:.0f} tokens/s"
+            bar.set_postfix_str(shown, refresh=False)
             bar.update()
             if reached["greedy"] >= recipe.target:
                 break

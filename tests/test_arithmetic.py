@@ -73,12 +73,12 @@ def test_steps_sources_and_answers_agree_with_the_calculator(level):
         assert set(prompt.text + solution) <= set(ALPHABET)
 
 
-def test_the_default_sets_are_made_at_once_and_hold_no_problem_twice():
+def test_the_default_sets_take_less_than_a_third_of_a_second_and_hold_no_problem_twice():
     seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
+    for _ in range(5):
+        start = time.process_time()
         made = Arithmetic(Arithmetic.Config())
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.3
     ids = [prompt.id for prompt in made.train] + [prompt.id for prompt in made.heldout]
     assert len(ids) == len(set(ids)) == 20512
@@ -96,8 +96,11 @@ def test_the_sides_are_the_same_in_every_configuration():
 
 
 def test_sets_and_fingerprint_are_the_same_in_another_process():
-    code = "from grpozoo.tasks.arithmetic import *; t = Arithmetic(Arithmetic.Config(level=3, train=50, heldout=5)); print(t.fingerprint())"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}, check=True)
+    made = "Arithmetic(Arithmetic.Config(level=3, train=50, heldout=5))"
+    code = f"from grpozoo.tasks.arithmetic import Arithmetic; print({made}.fingerprint())"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}, check=True
+    )
     assert out.stdout.strip() == task(level=3, train=50, heldout=5).fingerprint()
 
 
@@ -139,7 +142,10 @@ def test_verification_with_scratch_pad(completion, score):
     assert made.verify(prompt, completion) == score
 
 
-@pytest.mark.parametrize("completion, score", [("95", 1.0), ("#95", 1.0), (" 95\n", 1.0), ("95.", 0.0), ("12+35=47;47+48=95#95", 0.0), ("##95", 0.0)])
+@pytest.mark.parametrize(
+    "completion, score",
+    [("95", 1.0), ("#95", 1.0), (" 95\n", 1.0), ("95.", 0.0), ("12+35=47;47+48=95#95", 0.0), ("##95", 0.0)],
+)
 def test_verification_without_scratch_pad(completion, score):
     made, prompt = worked("12+35+48", scratchpad=False)
     assert made.solution(prompt) == "95"
@@ -197,11 +203,18 @@ def test_the_corrupt_share_is_kept_and_grows_without_changing_sides():
 
 
 def test_parse_steps_keeps_the_place_of_what_is_no_step():
-    assert parse_steps("1+2=3; ;oops;3+4=7=8;;3+4=7#7;9+9=18") == [("1+2", "3"), ("oops", ""), ("3+4=7=8", ""), ("3+4", "7")]
+    assert parse_steps("1+2=3; ;oops;3+4=7=8;;3+4=7#7;9+9=18") == [
+        ("1+2", "3"),
+        ("oops", ""),
+        ("3+4=7=8", ""),
+        ("3+4", "7"),
+    ]
     assert parse_steps("#1+2=3") == []
 
 
-@pytest.mark.parametrize("lhs, rhs", [("1+2", "4"), ("1+2", "03"), ("1+2", ""), ("oops", "3"), ("", "0"), ("1+2", "3.0")])
+@pytest.mark.parametrize(
+    "lhs, rhs", [("1+2", "4"), ("1+2", "03"), ("1+2", ""), ("oops", "3"), ("", "0"), ("1+2", "3.0")]
+)
 def test_a_wrong_or_malformed_step_is_wrong(lhs, rhs):
     assert check_step("1+2", "3")
     assert not check_step(lhs, rhs)
@@ -209,7 +222,10 @@ def test_a_wrong_or_malformed_step_is_wrong(lhs, rhs):
 
 EXPRESSIONS = st.recursive(
     st.integers(0, 999).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda t: f"({t[0]}){t[1]} -{t[2]}") | inner.map("({})".format),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda t: f"({t[0]}){t[1]} -{t[2]}")
+        | inner.map("({})".format)
+    ),
     max_leaves=8,
 )
 
@@ -221,7 +237,24 @@ def test_the_calculator_agrees_with_python(text):
     assert calculate(text, 97) == eval(plain) % 97  # noqa: S307
 
 
-@pytest.mark.parametrize("text", ["", "1+", "(1", "1)", "1 2", "2**3", "1/2", "a", "__import__('os')", "1+²", "(" * 33 + "1" + ")" * 33, "9" * 257, "()"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1+",
+        "(1",
+        "1)",
+        "1 2",
+        "2**3",
+        "1/2",
+        "a",
+        "__import__('os')",
+        "1+²",
+        "(" * 33 + "1" + ")" * 33,
+        "9" * 257,
+        "()",
+    ],
+)
 def test_the_calculator_refuses_everything_else(text):
     with pytest.raises(ValueError):
         calculate(text)

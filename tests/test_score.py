@@ -8,14 +8,15 @@ from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
+import pluggy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_rows import rewards_of, rows
 
-from grpozoo import Plugin, UserError, group_mean, hookimpl
-from grpozoo.score import weighted_total
+from grpozoo import Plugin, UserError, group_mean, hookimpl, hooks
+from grpozoo.score import score, weighted_total
 
 NAN = float("nan")
 
@@ -219,6 +220,15 @@ def test_a_wrapper_is_pointed_to_transform_rewards():
 
     with pytest.raises(UserError, match=r"plugin 'wrap': reward\(\) is no wrapper.*transform_rewards"):
         rewards_of({"wrap": Wrapper(Wrapper.Config())}, rows(["a"]))
+
+
+def test_only_the_given_plugins_are_asked():
+    plugins = {"one": Returns({"x": [1.0]}), "two": Returns(fail)}
+    manager = pluggy.PluginManager("grpozoo")
+    manager.add_hookspecs(hooks)
+    for name, plugin in plugins.items():
+        manager.register(plugin, name)
+    assert list(score(manager.hook, {"one": plugins["one"]}, rows(["a"]), None, timeout=5).components) == ["x"]
 
 
 def test_a_plugin_of_five_lines_is_a_reward():

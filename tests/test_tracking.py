@@ -169,7 +169,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path):
 
 def test_settings_are_flat_and_plain():
     flat = settings(config())
-    assert flat["plugins.grpo.clip"] == 0.2 and flat["logger.completions"] == 3 and flat["optim.betas"] == "[0.9, 0.999]"
+    assert flat["plugins.grpo.clip"] == 0.2 and flat["optim.betas"] == "[0.9, 0.999]"
 
 
 HISTORY = [
@@ -189,6 +189,8 @@ def test_summary_of_a_run():
     assert summary["tokens_per_second"] == pytest.approx(400 / 0.8) and summary["generated_tokens"] == 400
     assert (summary["steps"], summary["seconds"], summary["seconds_per_step"]) == (2, 4.5, 1.5)
     assert summary["peak_memory_mb"] == 700.0
+    resumed = summarize([*HISTORY, {"step": 3, "rollout/tokens": 999}])  # generated before the interruption
+    assert resumed["tokens_per_second"] == summary["tokens_per_second"] and resumed["generated_tokens"] == 1399
     assert summarize([])["heldout_accuracy"] == {"start": None, "end": None}
 
 

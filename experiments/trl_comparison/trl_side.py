@@ -124,7 +124,7 @@ def measure(args: argparse.Namespace) -> dict:
         "reward": rewards,
         "seconds_per_step": statistics.median(b - a for a, b in zip(ends, ends[1:])),
         "tokens_per_second": sum(tokens[1:]) / sum(generate[1:]),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,  # Linux counts KiB
     }
 
 

@@ -5,12 +5,14 @@ import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpozoo import search_path
 from grpozoo.errors import UserError, nearest
+from grpozoo.plugins import owner
 
 TOOLS = {
     "warm-start": "train the starting weights of the tiny policy: grpozoo warm-start task=arithmetic task.level=3",
@@ -18,6 +20,11 @@ TOOLS = {
     "explain": "explain metrics | explain RUN_FOLDER",
     "check": "run the conformance kit over a plugin: grpozoo check NAME [CONFIG_CHOICE]",
 }
+FLAGS = (
+    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r", "--multirun", "-m",
+    "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun",
+    "--info", "-i",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -28,12 +35,14 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and we word them
     try:
         search_path.register()
+        if tool is None:
+            _check_flags(arguments)
         if tool:
             from grpozoo.cli import tools
 
             status = tools.run(tool, arguments[1:])
         else:
-            status = _train()
+            status = _train(debug)
     except KeyboardInterrupt:
         status = 130
     except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -45,7 +54,8 @@ def main() -> None:
     sys.exit(status)
 
 
-def _train() -> int:
+def _train(debug: bool) -> int:
+    """All jobs of the command (several with -m); one that fails does not stop the others."""
     if int(os.environ.get("RANK", "0")):  # the main process owns the run folder
         sys.argv += ["hydra.run.dir=."]
     codes = []
@@ -54,7 +64,16 @@ def _train() -> int:
     def job(composed: DictConfig) -> None:
         from grpozoo.cli.train import train
 
-        codes.append(train(composed, list(HydraConfig.get().overrides.task), HydraConfig.get().runtime.output_dir))
+        hydra_config = HydraConfig.get()
+        try:
+            if hydra_config.mode is RunMode.MULTIRUN and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise UserError("a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead")
+            codes.append(train(composed, list(hydra_config.overrides.task), hydra_config.runtime.output_dir))
+        except (UserError, OmegaConfBaseException) as error:
+            if debug:
+                raise
+            print(explain(error), file=sys.stderr)
+            codes.append(1)
 
     job()
     return max(codes, default=0)
@@ -74,24 +93,22 @@ def explain(error: Exception) -> str:
         return text
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        available = search_path.choices(group)
+        available = search_path.choices(group) or sorted(error.options or ())
         if available:
             return f"unknown choice {group}={choice}{nearest(choice, available)}\navailable: {', '.join(available)}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read the argument {error.override!r}\nwrite KEY=VALUE, with quotes around values that hold spaces or commas"
+        tools = "" if "=" in error.override else f"{nearest(error.override, TOOLS)}\ntools: {', '.join(TOOLS)}"
+        return f"cannot read the argument {error.override!r}{tools}\nwrite KEY=VALUE, with quotes around values that hold spaces or commas"
+    if "appears more than once in the final defaults list" in text:
+        group = text.split()[0]
+        return f"{group} is chosen already: write {group}=[a,b] for several, without +"
     key = _unknown_key(error)
-    if key:
-        keys = _all_keys()
-        return (
-            f"unknown key {key!r}{nearest(key, keys)}\n"
-            f"python -m grpozoo --cfg job shows every key; groups: {', '.join(search_path.groups())}"
-        )
-    return "\n".join(line for line in text.splitlines()[:4])
+    return _explain_key(key) if key else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip())
 
 
 def _unknown_key(error: Exception) -> str | None:
     """The key of an override that fits nothing."""
-    marks = ("Could not override '", "Could not delete from config. '", "Key '")
+    marks = ("Could not override '", "Could not delete from config. '", "Could not append to config. An item is already at '", "Key '")
     for line in str(error).splitlines():
         for mark in marks:
             if line.startswith(mark):
@@ -99,8 +116,28 @@ def _unknown_key(error: Exception) -> str | None:
     return None
 
 
+def _explain_key(key: str) -> str:
+    keys = _all_keys()
+    if key in keys and key not in search_path.groups():
+        return f"{key} is there already: change it without + (python -m grpozoo {key}=VALUE)"
+    section, _, option = key.removeprefix("plugins.").partition(".")
+    options = [name.removeprefix(f"plugins.{section}.") for name in keys if name.startswith(f"plugins.{section}.")]
+    if key.startswith("plugins.") and option and f"plugins.{section}" in keys:
+        return (
+            f"unknown key {key!r}: the plugin {section!r} (from {owner(section)}) has no option {option!r}{nearest(option, options)}\n"
+            f"options: {', '.join(options) or 'none'}"
+        )
+    return (
+        f"unknown key {key!r}{nearest(key, keys)}\n"
+        f"python -m grpozoo --cfg job shows every key; groups: {', '.join(search_path.groups())}"
+    )
+
+
 def _all_keys() -> list[str]:
-    flat: list[str] = search_path.groups()
+    """Groups and keys of the configuration that the command line chose, as far as it composes."""
+    groups = search_path.groups()
+    chosen = [argument for argument in sys.argv[1:] if argument.lstrip("+~").split("=")[0] in groups]
+    flat: list[str] = groups
 
     def walk(prefix: str, value) -> None:
         flat.append(prefix)
@@ -108,6 +145,18 @@ def _all_keys() -> list[str]:
             for key, item in value.items():
                 walk(f"{prefix}.{key}", item)
 
-    for key, value in OmegaConf.to_container(compose([])).items():
+    try:
+        composed = compose(chosen)
+    except HydraException:
+        composed = compose([])
+    for key, value in OmegaConf.to_container(composed).items():
         walk(str(key), value)
     return flat
+
+
+def _check_flags(arguments: list[str]) -> None:
+    """Hydra's own flags only; its parser would answer a misspelt one with a page of them."""
+    for argument in arguments:
+        flag = argument.split("=")[0]
+        if flag.startswith("-") and flag not in FLAGS:
+            raise UserError(f"unknown flag {flag}{nearest(flag, FLAGS)}\nflags: --help, --cfg job, -m (several runs); everything else is KEY=VALUE")

@@ -55,7 +55,8 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
     from grpozoo.loop import train as loop
     from grpozoo.run import Run
 
-    accelerator = Accelerator(log_with=settings.config.logger.trackers or None, project_dir=str(run_dir))
+    only_cpu = not torch.accelerator.is_available()  # accelerate joins CPU processes only when told so
+    accelerator = Accelerator(cpu=only_cpu, log_with=settings.config.logger.trackers or None, project_dir=str(run_dir))
     if accelerator.num_processes > 1:
         where = [str(run_dir), checkpoint and str(checkpoint)]
         broadcast_object_list(where)
@@ -63,11 +64,10 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
     run = Run(settings, accelerator, run_dir, checkpoint)
     with run.interruptible():
         loop(run)
-        signals = run.signals
-    if run.step < settings.config.steps:
+    stopped = run.step < settings.config.steps
+    if stopped:
         run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo resume={run_dir}")
     run.tracker.close()
-    if accelerator.num_processes > 1:
-        accelerator.end_training()
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    return 128 + signals[0] if signals else 0
+    return 128 + (run.signals or [0])[0] if stopped else 0

@@ -4,9 +4,9 @@
     completion  12+35=47;47+48=95#95             each step an operation on earlier values, the answer after `#`
 
 Without `parentheses` products come first, as usual; with them the chain is worked from left to right. A modulus is
-applied to every result. `Prompt.extra` holds for the verifier's eyes only: expression, modulus, values (of the steps), steps
-({lhs, rhs, value, source}; source is the part of the problem that the step evaluates) and scaffold, [(source, rhs)] of
-all steps but the last: sub-questions that do not give earlier answers away.
+applied to every result. `Prompt.extra` holds, for the verifier's eyes only: expression, modulus, values (of the steps),
+steps ({lhs, rhs, value, source}; source is the part of the problem that the step evaluates) and scaffold,
+[(source, rhs)] of all steps but the last: sub-questions that do not give earlier answers away.
 
 An answer is right if it is the integer written without leading zeros, blanks around it apart, and nothing follows.
 With scratch-pad it stands after the one `#`; without it is the whole completion, `#` optional; and in chat without
@@ -100,10 +100,10 @@ class Arithmetic(Task):
         self.family = family(config)
         self.scratchpad = (not config.chat) if config.scratchpad is None else config.scratchpad
         train, heldout = _draw(self.family)
-        for name, side in (("train", train), ("heldout", heldout)):
-            if len(side) < (getattr(config, name) or 0):
+        for name, wanted, side in (("train", config.train, train), ("heldout", config.heldout, heldout)):
+            if len(side) < (wanted or 0):
                 raise UserError(
-                    f"task.{name}={getattr(config, name)}, but this family has {len(side)} distinct problems on that side\n"
+                    f"task.{name}={wanted}, but this family has {len(side)} distinct problems on that side\n"
                     f"set task.{name}={len(side)}, or widen it with task.digits, task.terms or task.operators"
                 )
         self.train, self.heldout = _Problems(train, self._prompt), _Problems(heldout, self._prompt)
@@ -196,7 +196,11 @@ def _check(config: Arithmetic.Config) -> None:
     if config.level not in LEVELS:
         raise ValueError(f"level is one of {', '.join(map(str, LEVELS))}, got {config.level}")
     wanted = family(config)
-    if not wanted.operators or set(wanted.operators) - set(OPERATIONS) or len(set(wanted.operators)) < len(wanted.operators):
+    if (
+        not wanted.operators
+        or set(wanted.operators) - set(OPERATIONS)
+        or len(set(wanted.operators)) < len(wanted.operators)
+    ):
         raise ValueError(f"operators are distinct characters of '+-*', got {wanted.operators!r}")
     if not 2 <= wanted.min_terms <= wanted.terms <= 32:
         raise ValueError(f"2 <= min_terms <= terms <= 32, got min_terms={wanted.min_terms} and terms={wanted.terms}")
@@ -246,9 +250,10 @@ def _problems(terms: int, wanted: Family) -> Iterator[tuple[tuple[int, ...], str
 def _permutation(size: int, rng: random.Random) -> Iterator[int]:
     """0..size-1, each once, in random order, at a cost in proportion to what is taken of it."""
     seen: set[int] = set()
+    bits = size.bit_length()
     while len(seen) < size // 2:
-        index = rng.randrange(size)
-        if index not in seen:
+        index = rng.getrandbits(bits)
+        if index < size and index not in seen:
             seen.add(index)
             yield index
     rest = [index for index in range(size) if index not in seen]
@@ -258,7 +263,7 @@ def _permutation(size: int, rng: random.Random) -> Iterator[int]:
 
 def _side(operands: tuple[int, ...], operators: str) -> int:
     """1: held out. Chains that differ only in order are on the same side: their answers may be the same."""
-    return int(unit("side", *sorted(operands), *sorted(operators)) < HELDOUT_SHARE)
+    return int(unit("side", sorted(operands), "".join(sorted(operators))) < HELDOUT_SHARE)
 
 
 def _id(operands: tuple[int, ...], operators: str, wanted: Family) -> str:
@@ -280,7 +285,9 @@ def _parse(expression: str) -> tuple[list[int], str]:
     return [int(n) for n in "".join(" " if c in OPERATIONS else c for c in chain).split()], operators
 
 
-def _work(operands: Sequence[int], operators: str, wanted: Family, replaced: dict[int, int] | None = None) -> list[Step]:
+def _work(
+    operands: Sequence[int], operators: str, wanted: Family, replaced: dict[int, int] | None = None
+) -> list[Step]:
     """The steps in the order they are worked; `replaced` {step: value} forces results, which are then carried on."""
     values, sources, signs, steps = list(operands), list(map(str, operands)), list(operators), []
     while signs:

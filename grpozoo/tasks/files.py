@@ -22,7 +22,9 @@ class Files(RowTask):
 
     @dataclass
     class Config(RowTask.Config):
-        path: str = MISSING  # a file, a folder or a pattern such as data/*.jsonl: .jsonl .ndjson .json .csv .tsv .parquet
+        path: str = (
+            MISSING  # a file, a folder or a pattern such as data/*.jsonl: .jsonl .ndjson .json .csv .tsv .parquet
+        )
         heldout: float = 0.1  # below 1: share of the questions; from 1: number of rows, at most
         heldout_path: str | None = None  # files with the held-out rows instead; their questions leave the training set
 
@@ -39,7 +41,7 @@ class Files(RowTask):
             self.train, self.heldout = without(rows, heldout), [row.prompt for row in heldout]
 
     def _rows(self, option: str, path: str) -> list[Row]:
-        table = [row for file in _files(option, path) for row in READERS[file.suffix.lower()](file)]
+        table = [row for file in _files(option, path) for row in _read(file)]
         if not table:
             raise UserError(f"task.{option}={path} has no rows")
         columns = dict.fromkeys(name for row in table for name in row)  # rows of JSONL need not be alike
@@ -56,11 +58,24 @@ def _files(option: str, path: str) -> list[Path]:
     else:
         found = [Path(file) for file in glob.glob(str(place), recursive=True) if Path(file).is_file()]
     if not found:
-        raise UserError(f"task.{option}={path}: no such file (looked in {Path.cwd()})\nallowed: a file, folder or pattern of {', '.join(READERS)}")
+        raise UserError(
+            f"task.{option}={path}: no such file (looked in {Path.cwd()})\n"
+            f"allowed: a file, folder or pattern of {', '.join(READERS)}"
+        )
     strange = sorted({file.suffix for file in found if file.suffix.lower() not in READERS})
     if strange:
-        raise UserError(f"task.{option}={path}: {strange[0] or 'a file without suffix'} is not a format that is read\nallowed: {', '.join(READERS)}")
+        raise UserError(
+            f"task.{option}={path}: {strange[0] or 'a file without suffix'} is not a format that is read\n"
+            f"allowed: {', '.join(READERS)}"
+        )
     return sorted(found)
+
+
+def _read(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from READERS[file.suffix.lower()](file)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 text: {error}") from None
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -97,16 +112,17 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)
     with open(file, encoding="utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True)
-        names = rows.fieldnames or []
-        if len(set(names)) < len(names):
-            raise UserError(f"{file}: two columns have one name: {', '.join(names)}")
         try:
+            names = rows.fieldnames or []
+            if len(set(names)) < len(names):
+                raise UserError(f"{file}: two columns have one name: {', '.join(names)}")
             for row in rows:
                 if None in row or None in row.values():
-                    raise UserError(f"{file}:{rows.line_num}: the row does not have the {len(names)} cells of the header")
+                    where = f"{file}:{rows.line_num}"
+                    raise UserError(f"{where}: the row does not have the {len(names)} cells of the header")
                 yield row
         except csv.Error as error:
-            raise UserError(f"{file}:{rows.line_num}: not CSV: {error}") from None
+            raise UserError(f"{file}:{rows.line_num + 1}: not CSV: {error}") from None  # the line is not counted yet
 
 
 def _parquet(file: Path) -> Iterator[dict[str, Any]]:

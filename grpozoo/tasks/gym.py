@@ -70,14 +70,17 @@ class Gym(Task):
         try:
             from reasoning_gym.factory import DATASETS
         except ImportError:
-            raise UserError("task=reasoning_gym needs the package reasoning-gym: pip install 'grpozoo[reasoning-gym]'") from None
+            raise UserError(
+                "task=reasoning_gym needs the package reasoning-gym: pip install 'grpozoo[reasoning-gym]'"
+            ) from None
         if self.config.name not in DATASETS:
             raise unknown("reasoning-gym generator", self.config.name, DATASETS)
         names = [f.name for f in fields(DATASETS[self.config.name][1]) if f.name not in ("seed", "size")]
         for option in self.config.options:
             if option not in names:
                 raise UserError(
-                    f"task.options: {self.config.name} has no option {option!r}{nearest(option, names)}\noptions: {', '.join(names)}"
+                    f"task.options: {self.config.name} has no option {option!r}{nearest(option, names)}\n"
+                    f"options: {', '.join(names)}"
                 )
 
     @cached_property
@@ -120,7 +123,8 @@ class Gym(Task):
                     return {"train": sides[0], "heldout": sides[1]}
         raise UserError(
             f"{self.config.name} gave {len(sides[0])} training and {len(sides[1])} held-out problems that differ, "
-            f"not {sizes[0]} and {sizes[1]}\nset task.train and task.heldout to at most these, or make task.options richer"
+            f"not {sizes[0]} and {sizes[1]}\n"
+            f"set task.train and task.heldout to at most these, or make task.options richer"
         )
 
     def _problems(self) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""A data set that the library datasets loads, from the Hugging Face hub or a local folder (`task=hf task.path=org/name`).
+"""A data set that the library datasets loads, from its hub or a local folder (`task=hf task.path=org/name`).
 
 With `streaming` nothing is downloaded in advance and the training set has no length. Then questions whose hash lies in
-the held-out share (5 % if `heldout` is a number of rows) are never trained on, and the first `heldout` of them (512 if it is
-a share) are the held-out set: the start reads about heldout / share rows, 10000 for the default.
+the held-out share (5 % if `heldout` is a number of rows) are never trained on. The first `heldout` rows of them (512
+if it is a share) are the held-out set: the start reads about 512 / share or 20 heldout rows. A held-out split is read
+in full. The order of training is shuffled through a buffer (`grpozoo.data.PromptStream`).
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ class Hub(RowTask):
         revision: str | None = None  # commit, tag or branch of the hub repository
         streaming: bool = False  # read rows as they are needed
         heldout: float = 0.1  # below 1: share of the questions; from 1: number of rows, at most
-        heldout_split: str | None = None  # a split with the held-out rows instead; their questions leave the training set
+        heldout_split: str | None = (
+            None  # a split with the held-out rows instead; their questions leave the training set
+        )
 
         def __post_init__(self):
             check_heldout(self.heldout)
@@ -70,10 +73,14 @@ class Hub(RowTask):
 
         config = self.config
         try:
-            return load_dataset(config.path, config.subset, split=split, revision=config.revision, streaming=config.streaming)
+            return load_dataset(
+                config.path, config.subset, split=split, revision=config.revision, streaming=config.streaming
+            )
         except (OSError, ValueError) as error:  # what is missing, unreachable or unknown, in the library's words
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise UserError(f"task.path={config.path} (subset {config.subset}, split {split}) does not load: {reason}") from None
+            raise UserError(
+                f"task.path={config.path} (subset {config.subset}, split {split}) does not load: {reason}"
+            ) from None
 
     def _columns(self, source: Any, split: str) -> Columns:
         names = source.column_names or list(next(iter(source), {}))  # a stream may not know its columns

@@ -134,7 +134,9 @@ class Columns:
         prompt = Prompt(stable_hex(content(row), occurrence), text, messages, self._answer(row), extra)
         return Row(prompt, unit("side", content(question)))
 
-    def _dress(self, question: Any, messages: Messages | None, system: str | None) -> tuple[str | None, Messages | None]:
+    def _dress(
+        self, question: Any, messages: Messages | None, system: str | None
+    ) -> tuple[str | None, Messages | None]:
         """(text, None) or (None, messages) with system message and suffix."""
         system = system or self.config.system_prompt
         if messages is None:
@@ -157,13 +159,18 @@ class Columns:
         if isinstance(question, str) and question.strip():
             return None, None
         if not isinstance(question, (list, tuple)) or not question:
-            shown = "is empty" if not question else f"holds {type(question).__name__}, not text or a list of messages"
+            empty = question is None or question == [] or (isinstance(question, str) and not question.strip())
+            shown = "is empty" if empty else f"holds {type(question).__name__}, not text or a list of messages"
             raise UserError(f"{where}: column {self.question!r} {shown}")
         messages = tuple(question)
         for message in messages:
-            if not isinstance(message, Mapping) or message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            if (
+                not isinstance(message, Mapping)
+                or message.get("role") not in ROLES
+                or not isinstance(message.get("content"), str)
+            ):
                 raise UserError(
-                    f"{where}: a message is {{role, content}} with text content and one of the roles {', '.join(ROLES)}\n"
+                    f"{where}: a message is {{role, content}}, text content and a role among {', '.join(ROLES)}\n"
                     f"got {str(message)[:100]}"
                 )
         messages = tuple({"role": m["role"], "content": m["content"]} for m in messages)
@@ -194,8 +201,8 @@ def read_all(columns: Columns, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 def split(rows: list[Row], heldout: float) -> tuple[list[Prompt], list[Prompt]]:
     """(train, heldout) in the order of the rows.
 
-    heldout < 1: the questions whose hash lies in that share. heldout >= 1: the questions with the lowest hashes, as many
-    as fit into that number of rows.
+    heldout < 1: the questions whose hash lies in that share. heldout >= 1: the questions with the lowest hashes, as
+    many as fit into that number of rows.
     """
     if heldout < 1:
         chosen = {row.share for row in rows if row.share < heldout}

@@ -53,6 +53,9 @@ def test_a_batch_without_verdict_is_no_error_once_there_was_one():
     plugin = Answer(Answer.Config())
     assert column(plugin, "answer", rows(["a"], ["a"]), RUN) == [1.0]
     assert column(plugin, "answer", rows(["a"], [None]), RUN) == [None]
+    resumed = Answer(Answer.Config())
+    resumed.load_state_dict(plugin.state_dict())
+    assert column(resumed, "answer", rows(["a"], [None]), RUN) == [None]
 
 
 def test_an_error_in_the_verifier_is_no_zero():

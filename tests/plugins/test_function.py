@@ -76,7 +76,7 @@ def test_weights_apply_to_every_component(folder):
 
 
 @pytest.mark.parametrize("signature, message", [
-    ("text, answr", r"score requires 'answr', did you mean 'answer'\?\n.* per completion: prompt, .*\n.* per step: prompts"),
+    ("text, answr", r"requires 'answr', did you mean 'answer'\?\n.*completion: prompt, .*\n.* per step: prompts"),
     ("text, /", r"requires 'text'"),
     ("text, answers", r"mixes 'text' \(one completion\) and 'answers' \(the whole step\)"),
     ("**kwargs", r"names nothing to reward"),

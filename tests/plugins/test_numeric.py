@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 from grpozoo_plugins.numeric import Numeric, last_number, number_after
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_rows import column, rows
 
@@ -72,11 +72,13 @@ def test_bad_options_are_refused(options, message):
         Numeric.Config(**options)
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**30), 10**30), st.text(st.characters(categories=["L", "Zs"]), max_size=8))
 def test_every_integer_is_read_back_with_and_without_separators(number, words):
     assert last_number(f"{words} {number} {words}") == last_number(f"{words}={number:,}.") == number
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_read_without_an_error(text):
     assert last_number(text) is None or last_number(text).is_finite()

@@ -1,0 +1,42 @@
+"""Commands as a user types them, each in a process of its own."""
+
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+
+HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy")
+PROGRAM = """
+import sys
+from grpozoo.cli.main import main
+try:
+    main()
+finally:
+    sys.stderr.flush()
+    print("HEAVY", *[name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@dataclass
+class Answer:
+    """What a command printed and cost."""
+
+    status: int
+    out: str
+    err: str
+    heavy: list[str]  # imported packages among HEAVY
+    seconds: float  # of processor time, so that a busy machine does not matter
+
+
+def grpozoo(*arguments, cwd=None, timeout=120, **environment):
+    """The main program with the given arguments; `environment` is added to this process's."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), *arguments],
+        cwd=cwd, capture_output=True, text=True, timeout=timeout, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    err, _, heavy = process.stderr.rpartition("HEAVY")
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Answer(process.returncode, process.stdout, err.strip(), heavy.split(), seconds)

@@ -1,0 +1,161 @@
+"""The command line: what it answers, how fast, and what it says about mistakes."""
+
+import re
+
+import pytest
+import yaml
+from commands import grpozoo
+
+SMALL = ["model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8", "eval.samples=0"]
+SMALL += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory that is not the checkout."""
+    return tmp_path
+
+
+def job(answer):
+    """The printed configuration."""
+    assert answer.status == 0, answer.err
+    return yaml.safe_load(answer.out)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["algo=stair"], ["group_sise=4"], ["plugins.grpo.clipp=1"], ["+plugins.stair={}"]])
+def test_help_configuration_and_unknown_names_need_no_second_and_no_torch(folder, arguments):
+    answer = min((grpozoo(*arguments, cwd=folder) for _ in range(2)), key=lambda answer: answer.seconds)
+    assert not {"torch", "transformers", "accelerate"} & set(answer.heavy)
+    assert answer.seconds < 1.5  # 0.7 s of processor time on an idle machine; a shared core takes longer for the same work
+
+
+def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder):
+    answer = grpozoo("--help", cwd=folder)
+    assert answer.status == 0 and len(answer.out.splitlines()) < 45
+    for text in ("python -m grpozoo", "algo: ", "reward: ", "prompts_per_step", "--cfg job", "+plugins.NAME={}", "-m "):
+        assert text in answer.out
+    assert "Hydra" not in answer.out
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["algo=stair"], r"unknown choice algo=stair\navailable: .*\bgrpo\b"),
+    (["sampler=idd"], r"unknown choice sampler=idd, did you mean 'iid'\?\navailable: .*\biid\b"),
+    (["algo=[grpo,grpp]"], r"unknown choice algo=grpp, did you mean 'grpo'\?"),
+    (["group_sise=4"], r"unknown key 'group_sise', did you mean 'group_size'\?"),
+    (["modle.kind=tiny"], r"unknown key 'modle\.kind', did you mean 'model\.kind'\?"),
+    (["+nonsense=1"], r"unknown section 'nonsense'"),
+    (["+update.epocs=1"], r"update: .* has no option 'epocs', did you mean 'epochs'\?"),
+    (["plugins.grpo.clipp=1"], r"the plugin 'grpo' \(from grpozoo .*\) has no option 'clipp', did you mean 'clip'\?"),
+    (["+plugins.grpo.clipp=1"], r"plugins\.grpo: 'grpo' \(from grpozoo .*\) has no option 'clipp', did you mean 'clip'\?"),
+    (["reward=[answer,numeric]", "plugins.numeric.market=x"], r"'numeric' .* has no option 'market', did you mean 'marker'\?"),
+    (["+plugins.stair={}"], r"unknown plugin 'stair'.*\navailable: .*\bgrpo\b"),
+    (["+plugins.gprpo={}"], r"unknown plugin 'gprpo', did you mean 'grpo'\?"),
+    (["~plugins.iids"], r"unknown key 'plugins\.iids', did you mean 'plugins\.iid'\?"),
+    (["steps=many"], r"steps: Value 'many' of type 'str' could not be converted to Integer"),
+    (["eval.samples=few"], r"eval\.samples: Value 'few' .* could not be converted to Integer"),
+    (["plugins.grpo.std=cat"], r"plugins\.grpo\.std: Invalid value 'cat', expected one of \[group, batch, none\]"),
+    (["plugins.grpo.clip=wide"], r"plugins\.grpo\.clip: Value 'wide' .* could not be converted to Float"),
+    (["plugins.grpo.clip=-1"], r"plugins\.grpo: clip is at least 0, got -1"),
+    (["steps=0"], r"steps is at least 1, got 0"),
+    (["sampling.top_p=2"], r"sampling\.top_p lies in \(0, 1\], got 2"),
+    (["temperature=0"], r"temperature=0 is greedy: .*group_size=1"),
+    (["model.width=30"], r"model\.width 30 must be a multiple of model\.heads 4"),
+    (["eval.ks=[16]"], r"eval\.ks lie in 1\.\.eval\.samples = 8, got \[16\]"),
+    (["reward=function"], r"plugins\.function\.path has no value: set plugins\.function\.path=\.\.\."),
+    (["+engine@second=hf"], r"unknown section 'second'"),
+    (["engine=[native,hf]"], r"hf and native both replace generate\(\): keep one, drop the other with ~plugins\.NAME"),
+    (["~plugins.iid"], r"no plugin answers token_sampler\(\)"),
+    (["~plugins.answer"], r"no reward: choose one with reward=NAME"),
+    (["reward=[answer,overlong]", "plugins.overlong.cache=100"], r"plugins\.overlong\.cache = 100 tokens is more than the longest completion, 64"),
+    (["+algo=grpo"], r"algo is chosen already: write algo=\[a,b\]"),
+    (["+seed=1"], r"seed is there already: change it without \+"),
+    (["algo=[grpo"], r"cannot read the argument 'algo=\[grpo'"),
+    (["plugin"], r"cannot read the argument 'plugin', did you mean 'plugins'\?"),
+    (["--cfgg"], r"unknown flag --cfgg, did you mean '--cfg'\?"),
+])  # fmt: skip
+def test_a_mistake_gets_one_short_message_and_status_1(folder, arguments, message):
+    answer = grpozoo(*arguments, cwd=folder)
+    assert answer.status == 1
+    assert re.search(message, answer.err), answer.err
+    assert len(answer.err.splitlines()) <= 4
+    assert "Traceback" not in answer.err and "HYDRA_FULL_ERROR" not in answer.err and "Error executing job" not in answer.err
+    assert answer.out == ""
+    assert not list(folder.rglob("*.safetensors"))
+
+
+def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loaded(folder):
+    (folder / "few.jsonl").write_text("".join('{"prompt": "say %d", "answer": "%d"}\n' % (i, i) for i in range(5)))
+    answer = grpozoo("task=jsonl", "task.path=few.jsonl", "prompts_per_step=50", cwd=folder)
+    assert answer.status == 1 and len(answer.err.splitlines()) <= 4 and "Traceback" not in answer.err
+    assert re.search(r"prompts", answer.err) and "50" in answer.err
+    assert "transformers.models" not in answer.heavy
+
+
+def test_an_unknown_task_kind_names_the_known_ones(folder):
+    answer = grpozoo("task.kind=arithmetics", cwd=folder)
+    assert answer.status == 1 and re.search(r"unknown task 'arithmetics', did you mean 'arithmetic'\?", answer.err), answer.err
+
+
+def test_lists_bare_plugins_and_removals_compose_in_the_given_order(folder):
+    assert list(job(grpozoo("--cfg", "job", cwd=folder))["plugins"]) == ["grpo", "iid", "native", "full", "answer"]
+    two = job(grpozoo("--cfg", "job", "algo=[grpo]", "reward=[numeric,answer]", "engine=hf", cwd=folder))
+    assert list(two["plugins"]) == ["grpo", "iid", "hf", "full", "numeric", "answer"]
+    bare = job(grpozoo("--cfg", "job", "+plugins.overlong={}", "~plugins.answer", cwd=folder))
+    assert list(bare["plugins"]) == ["grpo", "iid", "native", "full", "overlong"]
+
+
+def test_a_plugins_option_is_changed_without_plus(folder):
+    answer = job(grpozoo("--cfg", "job", "plugins.grpo.clip_high=0.28", "lr=1e-3", "eval.ks=[1,2]", cwd=folder))
+    assert answer["plugins"]["grpo"]["clip_high"] == 0.28 and answer["lr"] == 1e-3 and answer["eval"]["ks"] == [1, 2]
+
+
+@pytest.mark.parametrize("tool", ["plugins", "check", "explain", "warm-start"])
+def test_each_tool_answers_help(folder, tool):
+    answer = grpozoo(tool, "--help", cwd=folder)
+    assert answer.status == 0 and answer.out.startswith(f"grpozoo {tool}") and "torch" not in answer.heavy
+
+
+def test_plugins_lists_distribution_hooks_with_kinds_and_options(folder):
+    answer = grpozoo("plugins", "grpo", "iid", cwd=folder)
+    assert answer.status == 0
+    assert re.search(r"grpo  \(grpozoo [\d.]+\)\n    GRPO: group relative.*\n    hooks: advantage \(one\), .*regularizer \(sum\)\n    options: std, ddof", answer.out)
+    assert re.search(r"iid  \(grpozoo .*\n.*\n    hooks: token_sampler \(one\)\n    options: none", answer.out)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["check"], "check needs the name of a plugin"),
+    (["check", "grpp"], "unknown plugin 'grpp', did you mean 'grpo'?"),
+    (["plugins", "grpp"], "unknown plugin 'grpp', did you mean 'grpo'?"),
+    (["explain"], "explain takes one argument"),
+    (["explain", "nowhere"], "nowhere is not a run folder"),
+    (["warm-start", "task.levle=3"], "unknown key 'task.levle', did you mean 'task.level'?"),
+])  # fmt: skip
+def test_a_mistake_in_a_tool_gets_one_short_message(folder, arguments, message):
+    answer = grpozoo(*arguments, cwd=folder)
+    assert answer.status == 1 and message in answer.err and "Traceback" not in answer.err and len(answer.err.splitlines()) <= 4
+
+
+def test_check_runs_the_kit_and_says_what_passed(folder):
+    answer = grpozoo("check", "overlong", "reward=[answer,overlong]", cwd=folder)
+    assert answer.status == 0 and re.match(r"overlong \(grpozoo .*\) passes \d+ checks: composes, .*reward", answer.out)
+
+
+def test_explain_metrics_lists_the_cores_and_the_plugins_metrics(folder):
+    answer = grpozoo("explain", "metrics", cwd=folder)
+    assert answer.status == 0 and "heldout/accuracy" in answer.out and "grpo/ratio_clipped_low" in answer.out
+
+
+@pytest.mark.slow
+def test_multirun_trains_every_combination_from_any_directory(folder):
+    answer = grpozoo("-m", "seed=0,1", "algo=grpo", *SMALL, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
+    assert answer.status == 0, answer.err
+    assert sorted(path.parent.name for path in folder.glob("sweep/*/summary.json")) == ["0", "1"]
+    seeds = {yaml.safe_load((folder / "sweep" / number / "config.yaml").read_text())["seed"] for number in "01"}
+    assert seeds == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_failing_job_of_a_sweep_does_not_stop_the_others_and_the_status_is_1(folder):
+    answer = grpozoo("-m", "plugins.grpo.clip=-1,0.2", *SMALL, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
+    assert answer.status == 1 and "clip is at least 0" in answer.err and "Traceback" not in answer.err
+    assert [path.parent.name for path in folder.glob("sweep/*/summary.json")] == ["1"]
