@@ -41,14 +41,14 @@ def installed(group: str = GROUP) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
+        if other is not entry and (other.value, _distribution(other)) != (entry.value, _distribution(entry)):
             raise UserError(f"{_owner(other)} and {_owner(entry)} both bring a {group} plugin named {entry.name!r}: uninstall one")
     return found
 
 
-def load_class(name: str, group: str = GROUP) -> type:
-    """The class behind an entry point; unknown names and broken modules are UserErrors."""
-    found = installed(group)
+def load_class(name: str, group: str = GROUP, found: dict[str, EntryPoint] | None = None) -> type:
+    """The class behind an entry point; unknown names and broken modules are UserErrors. found: `installed(group)`."""
+    found = installed(group) if found is None else found
     if name not in found:
         raise unknown("plugin" if group == GROUP else "task", name, found)
     entry = found[name]
@@ -90,10 +90,15 @@ def _owner(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
 
 
-def create(name: str, options: Any) -> Plugin:
-    """One plugin with its validated options."""
-    cls = load_class(name)
-    owner = _owner(installed()[name])
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""
+
+
+def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) -> Plugin:
+    """One plugin with its validated options. found: `installed()`, to look once for many."""
+    found = installed() if found is None else found
+    cls = load_class(name, found=found)
+    owner = _owner(found[name])
     if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
         raise UserError(f"plugin {name!r} (from {owner}): {cls!r} is not a subclass of grpozoo.Plugin")
     if cls.hook_version != HOOK_VERSION:
@@ -155,9 +160,10 @@ class Active:
         return {"hook_version": HOOK_VERSION, "plugins": rows, "hooks": self.answering()}
 
 
-def activate(section: Any) -> Active:
+def activate(section: Any, found: dict[str, EntryPoint] | None = None) -> Active:
     """The plugins of `section` (name -> options), created, registered in its order, and checked for conflicts."""
-    return register({str(name): create(str(name), options) for name, options in (section or {}).items()})
+    found = installed() if found is None else found
+    return register({str(name): create(str(name), options, found) for name, options in (section or {}).items()})
 
 
 def register(plugins: dict[str, Plugin]) -> Active:

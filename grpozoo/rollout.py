@@ -24,12 +24,12 @@ COMPACT = 0.8  # share of live rows below which the batch is rebuilt without the
 class Preallocated(DynamicLayer):
     """A cache layer that writes into a buffer with room to grow, instead of copying itself for every token."""
 
-    def __init__(self, layer: DynamicLayer, rows: Tensor):
-        """The given rows [n] (repeats allowed) of an existing layer."""
+    def __init__(self, layer: DynamicLayer, rows: Tensor, room: int):
+        """The given rows [n] (repeats allowed) of an existing layer, with room for `room` more tokens."""
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         self._length, self._buffers = layer.get_seq_length(), None
-        self._resize(layer.keys, layer.values, rows, self._length + GROW)
+        self._resize(layer.keys, layer.values, rows, self._length + room)
 
     def _resize(self, keys: Tensor, values: Tensor, rows: Tensor | slice, capacity: int) -> None:
         def copy(old: Tensor) -> Tensor:
@@ -60,11 +60,11 @@ class Preallocated(DynamicLayer):
         self._resize(self.keys, self.values, indices, self._buffers[0].shape[2])
 
 
-def expand(cache: DynamicCache, rows: Tensor) -> None:
-    """Replace the rows of a cache by `rows` [n] of it (repeats allowed), with room for more tokens."""
+def expand(cache: DynamicCache, rows: Tensor, room: int) -> None:
+    """Replace the rows of a cache by `rows` [n] of it (repeats allowed), with room for `room` more tokens."""
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[index] = Preallocated(layer, rows)
+            cache.layers[index] = Preallocated(layer, rows, room)
         else:  # sliding-window and other special layers keep their own logic
             layer.batch_select_indices(rows)
 
@@ -161,7 +161,7 @@ def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> 
     padded = not bool(mask.all())
     cache = DynamicCache(config=policy.model.config)
     logits = policy.next_logits(ids, mask if padded else None, positions if padded else None, cache)[source]
-    expand(cache, source)
+    expand(cache, source, min(max_tokens, GROW))
     mask, following = mask[source], positions[source, -1:] + 1
     live = torch.tensor(rows)  # row numbers of the batch
     going = torch.ones(len(rows), dtype=torch.bool)  # not yet stopped

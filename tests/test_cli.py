@@ -4,7 +4,9 @@ import re
 
 import pytest
 import yaml
-from commands import grpozoo
+from commands import Answer, grpozoo
+
+from grpozoo.cli.main import main
 
 SMALL = ["model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8", "eval.samples=0"]
 SMALL += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
@@ -14,6 +16,23 @@ SMALL += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_lengt
 def folder(tmp_path):
     """A working directory that is not the checkout."""
     return tmp_path
+
+
+@pytest.fixture
+def typed(folder, monkeypatch, capsys):
+    """A function: arguments -> what the main program answers, in this process (torch is imported once for all)."""
+
+    def run(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        monkeypatch.setattr("sys.argv", ["grpozoo", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return Answer(stop.value.code or 0, out, err.strip(), [], 0.0)
+
+    return run
 
 
 def job(answer):
@@ -73,8 +92,8 @@ def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder
     (["plugin"], r"cannot read the argument 'plugin', did you mean 'plugins'\?"),
     (["--cfgg"], r"unknown flag --cfgg, did you mean '--cfg'\?"),
 ])  # fmt: skip
-def test_a_mistake_gets_one_short_message_and_status_1(folder, arguments, message):
-    answer = grpozoo(*arguments, cwd=folder)
+def test_a_mistake_gets_one_short_message_and_status_1(typed, folder, arguments, message):
+    answer = typed(*arguments)
     assert answer.status == 1
     assert re.search(message, answer.err), answer.err
     assert len(answer.err.splitlines()) <= 4
@@ -91,21 +110,28 @@ def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loa
     assert "transformers.models" not in answer.heavy
 
 
-def test_an_unknown_task_kind_names_the_known_ones(folder):
-    answer = grpozoo("task.kind=arithmetics", cwd=folder)
+@pytest.mark.parametrize("arguments", [["algo=stair"], ["plugins.grpo.std=cat"], ["engine=[native,hf]"], ["check", "grpp"]])
+def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(folder, arguments):
+    answer = grpozoo(*arguments, cwd=folder)
+    assert answer.status == 1 and answer.out == "" and 1 <= len(answer.err.splitlines()) <= 4
+    assert "Traceback" not in answer.err and "Error executing job" not in answer.err
+
+
+def test_an_unknown_task_kind_names_the_known_ones(typed):
+    answer = typed("task.kind=arithmetics")
     assert answer.status == 1 and re.search(r"unknown task 'arithmetics', did you mean 'arithmetic'\?", answer.err), answer.err
 
 
-def test_lists_bare_plugins_and_removals_compose_in_the_given_order(folder):
-    assert list(job(grpozoo("--cfg", "job", cwd=folder))["plugins"]) == ["grpo", "iid", "native", "full", "answer"]
-    two = job(grpozoo("--cfg", "job", "algo=[grpo]", "reward=[numeric,answer]", "engine=hf", cwd=folder))
+def test_lists_bare_plugins_and_removals_compose_in_the_given_order(typed):
+    assert list(job(typed("--cfg", "job"))["plugins"]) == ["grpo", "iid", "native", "full", "answer"]
+    two = job(typed("--cfg", "job", "algo=[grpo]", "reward=[numeric,answer]", "engine=hf"))
     assert list(two["plugins"]) == ["grpo", "iid", "hf", "full", "numeric", "answer"]
-    bare = job(grpozoo("--cfg", "job", "+plugins.overlong={}", "~plugins.answer", cwd=folder))
+    bare = job(typed("--cfg", "job", "+plugins.overlong={}", "~plugins.answer"))
     assert list(bare["plugins"]) == ["grpo", "iid", "native", "full", "overlong"]
 
 
-def test_a_plugins_option_is_changed_without_plus(folder):
-    answer = job(grpozoo("--cfg", "job", "plugins.grpo.clip_high=0.28", "lr=1e-3", "eval.ks=[1,2]", cwd=folder))
+def test_a_plugins_option_is_changed_without_plus(typed):
+    answer = job(typed("--cfg", "job", "plugins.grpo.clip_high=0.28", "lr=1e-3", "eval.ks=[1,2]"))
     assert answer["plugins"]["grpo"]["clip_high"] == 0.28 and answer["lr"] == 1e-3 and answer["eval"]["ks"] == [1, 2]
 
 
@@ -115,8 +141,8 @@ def test_each_tool_answers_help(folder, tool):
     assert answer.status == 0 and answer.out.startswith(f"grpozoo {tool}") and "torch" not in answer.heavy
 
 
-def test_plugins_lists_distribution_hooks_with_kinds_and_options(folder):
-    answer = grpozoo("plugins", "grpo", "iid", cwd=folder)
+def test_plugins_lists_distribution_hooks_with_kinds_and_options(typed):
+    answer = typed("plugins", "grpo", "iid")
     assert answer.status == 0
     assert re.search(r"grpo  \(grpozoo [\d.]+\)\n    GRPO: group relative.*\n    hooks: advantage \(one\), .*regularizer \(sum\)\n    options: std, ddof", answer.out)
     assert re.search(r"iid  \(grpozoo .*\n.*\n    hooks: token_sampler \(one\)\n    options: none", answer.out)
@@ -130,18 +156,18 @@ def test_plugins_lists_distribution_hooks_with_kinds_and_options(folder):
     (["explain", "nowhere"], "nowhere is not a run folder"),
     (["warm-start", "task.levle=3"], "unknown key 'task.levle', did you mean 'task.level'?"),
 ])  # fmt: skip
-def test_a_mistake_in_a_tool_gets_one_short_message(folder, arguments, message):
-    answer = grpozoo(*arguments, cwd=folder)
+def test_a_mistake_in_a_tool_gets_one_short_message(typed, arguments, message):
+    answer = typed(*arguments)
     assert answer.status == 1 and message in answer.err and "Traceback" not in answer.err and len(answer.err.splitlines()) <= 4
 
 
-def test_check_runs_the_kit_and_says_what_passed(folder):
-    answer = grpozoo("check", "overlong", "reward=[answer,overlong]", cwd=folder)
+def test_check_runs_the_kit_and_says_what_passed(typed):
+    answer = typed("check", "overlong", "reward=[answer,overlong]")
     assert answer.status == 0 and re.match(r"overlong \(grpozoo .*\) passes \d+ checks: composes, .*reward", answer.out)
 
 
-def test_explain_metrics_lists_the_cores_and_the_plugins_metrics(folder):
-    answer = grpozoo("explain", "metrics", cwd=folder)
+def test_explain_metrics_lists_the_cores_and_the_plugins_metrics(typed):
+    answer = typed("explain", "metrics")
     assert answer.status == 0 and "heldout/accuracy" in answer.out and "grpo/ratio_clipped_low" in answer.out
 
 

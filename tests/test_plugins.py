@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import MISSING
 
 from grpozoo import HOOK_VERSION, Plugin, Rewards, UserError, hookimpl
 from grpozoo.plugins import activate, create, installed, load_class, register
@@ -62,7 +63,6 @@ class Theirs(Plugin):
     ({"cuont": 2}, r"plugins\.theirs: 'theirs' \(from theirs 1\.2\) has no option 'cuont', did you mean 'count'\?\noptions: count, colour, path, ks"),
     ({"count": "many"}, r"plugins\.theirs\.count: Value 'many' of type 'str' could not be converted to Integer"),
     ({"colour": "green"}, r"plugins\.theirs\.colour: Invalid value 'green', expected one of \[red, blue\]"),
-    ({"count": "???"}, r"plugins\.theirs\.count has no value"),
     ({"count": 0}, r"plugins\.theirs: count is at least 1, got 0"),
     ({"ks": 3}, r"plugins\.theirs"),
     ({"ks": ["x"]}, r"plugins\.theirs\.ks\[0\]: Value 'x' of type 'str' could not be converted to Integer"),
@@ -73,6 +73,18 @@ def test_bad_options_are_refused_with_place_owner_and_choices(fake, options, mes
     with pytest.raises(UserError, match=message) as error:
         create("theirs", options)
     assert len(str(error.value).splitlines()) <= 4
+
+
+def test_an_option_without_default_must_be_given(fake):
+    class Required(Theirs):
+        @dataclass
+        class Config:
+            path: str = MISSING
+
+    fake("theirs", Required)
+    with pytest.raises(UserError, match=r"plugins\.theirs\.path has no value: set plugins\.theirs\.path=\.\.\."):
+        create("theirs", {})
+    assert create("theirs", {"path": "x"}).config.path == "x"
 
 
 def test_options_arrive_with_their_types(fake):

@@ -140,7 +140,7 @@ class NotZero(Plugin):
 class Undeclared(Plugin):
     @hookimpl
     def token_weights(self, batch, out):
-        return out.entropy
+        return 1 + out.entropy
 
 
 class Unlisted(Plugin):
@@ -301,7 +301,7 @@ SAMPLER = ("~plugins.iid", "+plugins.strange={}")
     (ByPosition, (), {"row order", "micro-batches"}),
     (ByGroupNumber, (), {"group ids"}),
     (InPlace, (), {"inputs"}),
-    (WrongShape, (), {"inputs", "row order", "mask"}),
+    (WrongShape, (), {"row order", "padding", "zero advantage"}),
     (NotZero, (), {"zero advantage"}),
     (Undeclared, (), {"mask"}),
     (Unlisted, (), {"mask"}),

@@ -136,9 +136,10 @@ def zoo_stopped(args, folder: Path, steps: int, *overrides: str) -> Path:
         command = zoo_command(args, target, steps, *overrides)
         child = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
         metrics = target / "metrics.jsonl"
-        while child.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-            time.sleep(0.005)  # the line of step 0 is the evaluation, that of step 1 ends the first cycle
-        time.sleep(0.04 * attempt)
+        while child.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            time.sleep(0.005)  # the line of step 0 is the evaluation, that of step 2 ends the second cycle
+        last = json.loads(metrics.read_text().splitlines()[2])
+        time.sleep(last["time/generate_s"] + last["time/update_s"] * (0.5, 0.2, 0.8)[attempt % 3])
         child.send_signal(signal.SIGTERM)
         child.wait()
         newest = max(target.glob("checkpoints/step-*"), default=None)

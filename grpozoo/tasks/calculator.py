@@ -48,9 +48,8 @@ def final_answer(completion: str) -> str | None:
     Leading zeros, a plus sign, `-0`, a second `#` and anything after the number are not an answer: there is exactly
     one right way to write it.
     """
-    _, marker, answer = completion.partition("#")
-    answer = answer.strip()
-    return answer if marker and _INTEGER.fullmatch(answer) else None
+    answer = completion.partition("#")[2].strip()
+    return answer if _INTEGER.fullmatch(answer) else None
 
 
 def last_integer(text: str) -> str | None:

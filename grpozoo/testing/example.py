@@ -81,8 +81,7 @@ def assemble(
     mask = torch.arange(width) < count[:, None]  # [R, T]
     groups = torch.tensor(group_id)
     total = torch.tensor(totals, dtype=torch.float64)
-    members: dict[int, int] = {}
-    samples = [members.update({group: members.get(group, -1) + 1}) or members[group] for group in group_id]
+    samples = [list(group_id[:row]).count(group) for row, group in enumerate(group_id)]
     token = torch.arange(len(lengths))[:, None] + 2 * torch.arange(width)
     rollouts = Rollouts(
         prompts=tuple(prompt(group) for group in group_id),
@@ -152,6 +151,16 @@ def select(step: Fixture, rows: Sequence[int]) -> Fixture:
     rollouts, rewards = step.rollouts.select(rows), step.rewards.select(rows)
     out = Output(*(leaf(None if values is None else values[list(rows)]) for values in (step.out.logprobs, step.out.entropy)))
     return Fixture(rollouts, rewards, whole_batch(rollouts, rewards, step.batch.advantages[list(rows)]), out)
+
+
+def regroup(step: Fixture, rows: Sequence[int], group_id: Sequence[int]) -> Fixture:
+    """The given rows (repeats allowed) as other groups, samples numbered anew."""
+    chosen = select(step, rows)
+    ids = torch.tensor(group_id)
+    earlier = torch.ones(len(ids), len(ids), dtype=torch.bool).tril(-1)
+    samples = ((ids[:, None] == ids) & earlier).sum(1)
+    rollouts = replace(chosen.rollouts, group_id=ids, sample_id=samples)
+    return chosen._replace(rollouts=rollouts, batch=whole_batch(rollouts, chosen.rewards, chosen.batch.advantages))
 
 
 def widen(step: Fixture, columns: int) -> Fixture:

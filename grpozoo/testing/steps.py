@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpozoo.testing.example import Fixture, garble, leaf, relabel, retotal, select, widen
+from grpozoo.testing.example import Fixture, garble, leaf, regroup, relabel, retotal, select, widen
 from grpozoo.testing.subject import DATA, Live, Subject, claim, contents, differing, gradients
 from grpozoo.types import Output
 from grpozoo.update import Cycle, batch_of
@@ -153,8 +153,9 @@ def check_zero_advantage(subject: Subject) -> None:
 def check_equal_rewards(subject: Subject) -> None:
     """Groups whose rewards are all equal have advantage exactly 0."""
     step = subject.example()
-    rows = len(step.rollouts)
-    for values in ([0.1] * rows, [0.7] * rows, [0.3 if row % 2 else 0.1 + 0.2 for row in range(rows)]):
+    rows = [1 + row % 2 for row in range(20)]
+    step = regroup(step, rows, [8] * 7 + [3] * 13)  # sums of 7 and of 13 round
+    for values in ([0.1] * 20, [0.7] * 20, [0.3 if row % 2 else 0.1 + 0.2 for row in range(20)]):
         with subject.live() as live:
             answer = live.wide_advantage(retotal(step, values))
             claim(not bool(answer.any()), f"equal rewards {values[0]!r} have advantages up to {answer.abs().max().item():.3g}")
@@ -173,9 +174,7 @@ def check_singleton(subject: Subject) -> None:
 def check_missing_rewards(subject: Subject) -> None:
     """A row without a reward leaves its group: its siblings get what they get without it, and nobody NaN."""
     nan = math.nan
-    step = select(subject.example(), range(4))
-    rollouts = replace(step.rollouts, group_id=torch.tensor([5, 5, 5, 5]), sample_id=torch.arange(4))
-    step = step._replace(rollouts=rollouts, batch=replace(step.batch, group_id=rollouts.group_id, sample_id=rollouts.sample_id))
+    step = regroup(subject.example(), range(4), [5, 5, 5, 5])
     for totals in ([1.0, 0.0, nan, nan], [1.0, nan, 0.0, 0.25], [nan, nan, 1.0, nan], [nan] * 4):
         shown = ", ".join("None" if total != total else f"{total:g}" for total in totals)
         rows = [row for row, total in enumerate(totals) if total == total]

@@ -13,7 +13,7 @@ from grpozoo.config import Config
 from grpozoo.hooks import KINDS, Plugin
 from grpozoo.loop import per_token
 from grpozoo.ops import denominators
-from grpozoo.plugins import Active, activate
+from grpozoo.plugins import Active, activate, installed
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import Fixture, example, leaf, whole_batch
 from grpozoo.types import Batch, Output, Rewards, Rollouts
@@ -38,7 +38,7 @@ class Live:
 
     def __init__(self, subject: "Subject"):
         self.subject = subject
-        self.active: Active = activate(subject.composed.plugins)
+        self.active: Active = activate(subject.composed.plugins, subject.found)
         self.hooks, self.needs = self.active.hooks, self.active.needs
         self.plugin: Plugin = self.active.plugins[subject.name]
         self.run = Context(subject.config, self.active)
@@ -112,6 +112,11 @@ class Subject:
         composed = compose(list(self.overrides))
         claim(self.name in composed.plugins, f"{' '.join(self.overrides) or 'no override'} does not switch it on: plugins are {', '.join(composed.plugins)}")
         return composed
+
+    @cached_property
+    def found(self):
+        """The installed plugins, looked up once."""
+        return installed()
 
     @cached_property
     def config(self) -> Config:
