@@ -40,8 +40,21 @@ class InstalledConfigs(SearchPathPlugin):
             search_path.append(provider=distribution, path=f"file://{folder}")
 
 
+def check_installation() -> None:
+    """Refuse a checkout whose plugins are missing or are those of another, installed copy."""
+    checkout = HERE.parent / "plugins"
+    if CONF.parent == HERE or not checkout.is_dir():
+        return
+    spec = find_spec("grpozoo_plugins")
+    places = {Path(place).resolve() for place in (spec.submodule_search_locations or [])} if spec else set()
+    if checkout not in places:
+        found = f"its plugins come from {', '.join(map(str, sorted(places)))}" if places else "it is not installed"
+        raise UserError(f"grpozoo runs from the checkout {HERE.parent}, but {found}\npip install -e {HERE.parent}, or run it from another folder")
+
+
 def register() -> None:
     """Make Hydra use the folders; refuse two files with the same group and name (Hydra would take the first)."""
+    check_installation()
     owners = defaultdict(list)
     for distribution, folder in {"grpozoo": CONF, **config_folders()}.items():
         for file in folder.rglob("*.yaml"):

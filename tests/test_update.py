@@ -95,7 +95,8 @@ def test_a_fully_masked_row_adds_nothing_to_the_token_count():
 
 
 def test_rows_without_advantage_are_left_out_and_the_weights_are_the_same(tmp_path, monkeypatch):
-    train(tmp_path / "skipped", "steps=3", "lr=1e-3", "reward=answer", "group_size=2", "task.level=1")
+    watched = ["+plugins.answer.weight=1", "plugins.function.weight=0"]
+    train(tmp_path / "skipped", "steps=3", "lr=1e-3", *watched)
     assert metrics(tmp_path / "skipped")[1]["update/skipped_rows"] == 1.0  # an untrained policy is always wrong
     train(tmp_path / "some", "steps=3", "lr=1e-3")
     everybody = lambda cycle, rows, all_rows: [row for row in rows if cycle.rollouts.completion_mask[row].any()]  # noqa: E731
