@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from grpozoo.errors import UserError
-from grpozoo.plugins import _owner, installed, load_class, read_options
+from grpozoo.plugins import installed, load_class, owner, read_options
 from grpozoo.rng import stream
 from grpozoo.tasks import Task
 from grpozoo.types import Prompt
@@ -24,10 +24,10 @@ def load_task(config: dict[str, Any] | DictConfig) -> Task:
     if kind is None:
         raise UserError(f"task.kind has no value: choose one of {', '.join(sorted(installed(TASKS)))}")
     cls = load_class(str(kind), TASKS)
-    owner = _owner(installed(TASKS)[str(kind)])
+    distribution = owner(str(kind), TASKS)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise UserError(f"task {kind!r} (from {owner}): {cls!r} is not a subclass of grpozoo.tasks.Task")
-    parsed = read_options(str(kind), cls.Config, options, "task", owner)
+        raise UserError(f"task {kind!r} (from {distribution}): {cls!r} is not a subclass of grpozoo.tasks.Task")
+    parsed = read_options(str(kind), cls.Config, options, "task", distribution)
     try:
         return cls(parsed)
     except (ValueError, TypeError) as error:

@@ -81,9 +81,9 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str) 
         raise UserError(f"{where}: {error}") from None
 
 
-def owner(name: str) -> str:
+def owner(name: str, group: str = GROUP) -> str:
     """Name and version of the distribution that brings a plugin."""
-    return _owner(installed()[name])
+    return _owner(installed(group)[name])
 
 
 def _owner(entry: EntryPoint) -> str:

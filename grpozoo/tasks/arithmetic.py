@@ -110,9 +110,9 @@ class Arithmetic(Task):
 
     def verify(self, prompt: Prompt, completion: str) -> float:
         """1.0 if the final answer is right, else 0.0; the steps do not count (`check_step` does that)."""
-        return float(self.extract(completion) == prompt.answer)
+        return float(self.final_answer(completion) == prompt.answer)
 
-    def extract(self, completion: str) -> str | None:
+    def final_answer(self, completion: str) -> str | None:
         """The final answer by the rules of the module docstring, or None."""
         if self.scratchpad:
             return final_answer(completion)

@@ -58,8 +58,12 @@ class Gym(Task):
 
     def verify(self, prompt: Prompt, completion: str) -> float:
         """The generator's score of the answer, in [0, 1]; 0.0 without an answer."""
-        answer = extract(completion, self.config.answer_after, self.config.answer_before)
+        answer = self.final_answer(completion)
         return 0.0 if answer is None else float(self._generator.score_answer(answer, prompt.extra["entry"]))
+
+    def final_answer(self, completion: str) -> str | None:
+        """The text between the markers, stripped; None: the marker is missing."""
+        return extract(completion, self.config.answer_after, self.config.answer_before)
 
     def fingerprint(self) -> str:
         """Hash of the configuration and of the ids in order."""

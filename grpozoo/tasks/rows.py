@@ -51,7 +51,11 @@ class RowTask(Task):
         """1.0 if the answer equals that of the row, blanks around it apart, else 0.0; None if the row has none."""
         if prompt.answer is None:
             return None
-        return float(extract(completion, self.config.answer_after, self.config.answer_before) == prompt.answer)
+        return float(self.final_answer(completion) == prompt.answer)
+
+    def final_answer(self, completion: str) -> str | None:
+        """The text between the markers, stripped; None: the marker is missing."""
+        return extract(completion, self.config.answer_after, self.config.answer_before)
 
     def solution(self, prompt: Prompt) -> str | None:
         """The row's worked completion, if it has one."""
