@@ -4,6 +4,7 @@ from grpozoo.errors import UserError
 from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl
 from grpozoo.ops import (
     aggregate,
+    group_equal,
     group_mean,
     group_std,
     masked_mean,
@@ -23,6 +24,7 @@ __all__ = [
     "Rollouts",
     "UserError",
     "aggregate",
+    "group_equal",
     "group_mean",
     "group_std",
     "hookimpl",

@@ -33,7 +33,8 @@ def made_once(name: str, fill: Callable[[Path], None], root: Path | None = None,
     except OSError as error:
         if not isinstance(error, PermissionError) and os.access(folder.parent, os.W_OK):
             raise
-        raise UserError(f"{folder.parent} cannot be written to: {error}\nset GRPOZOO_CACHE to a folder that can") from None
+        message = f"{folder.parent} cannot be written to: {error}"
+        raise UserError(f"{message}\nset GRPOZOO_CACHE to a folder that can") from None
     return folder
 
 

@@ -54,9 +54,9 @@ class Update:
 class Optim:
     """AdamW and its schedule."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # decay of the running means of gradient and square
+    eps: float = 1e-8  # added to the root of the mean square
+    weight_decay: float = 0.0  # decoupled, times the learning rate
     max_grad_norm: float = 1.0  # 2-norm over all trained parameters; 0 = no clipping
     schedule: Schedule = Schedule.constant  # after the warm-up, down to zero at the last update
     warmup_steps: int = 0  # optimizer steps of linear warm-up
@@ -116,7 +116,7 @@ class Logger:
 class Model:
     """Which policy is trained."""
 
-    kind: str = "tiny"  # tiny | smollm2 | path
+    kind: str = "tiny"  # ignored where path is set
     path: str | None = None  # a folder or hub name that transformers loads; overrides kind
     dtype: str = "float32"  # float32 | bfloat16 | float16
     attention: str = "sdpa"  # transformers' attn_implementation
@@ -124,9 +124,9 @@ class Model:
     allow_pickle: bool = False  # load weights that are not safetensors
     chat_template: bool | None = None  # null: if the tokenizer has one and the prompt is not plain text only
     warm_start: bool = True  # tiny only: start from supervised weights; false: random ones
-    layers: int = 4  # tiny only
-    width: int = 128  # tiny only
-    heads: int = 4  # tiny only
+    layers: int = 4  # tiny only: decoder layers
+    width: int = 128  # tiny only: size of hidden states, a multiple of heads
+    heads: int = 4  # tiny only: attention heads
 
     def check(self) -> None:
         require(self.path is not None or self.kind in ("tiny", "smollm2"), f"model.kind is tiny or smollm2 (or set model.path), got {self.kind!r}")
@@ -140,13 +140,13 @@ class Model:
 class Config:
     """Everything but the plugins' options and the task's."""
 
-    seed: int = 0
+    seed: int = 0  # of every random stream
     steps: int = 100  # batches of rollouts
-    prompts_per_step: int = 16
+    prompts_per_step: int = 16  # of all processes together
     group_size: int = 8  # completions per prompt
     max_completion_length: int = 64  # tokens, stop token included
     temperature: float = 1.0  # of the training rollouts
-    lr: float = 3e-4  # AdamW learning rate
+    lr: float = 1e-4  # AdamW learning rate
     resume: str | None = None  # auto | run folder | checkpoint folder
     run_dir: str | None = None  # null: a new folder under runs/
     max_prompt_length: int = 1024  # tokens; a longer prompt is an error

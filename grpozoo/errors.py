@@ -12,7 +12,7 @@ class UserError(CompactHydraException):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`, did you mean 'x'?` where a choice is close to `name`; empty otherwise."""
-    close = get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    close = get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

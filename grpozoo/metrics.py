@@ -38,6 +38,7 @@ METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range
     "time/step_s": "seconds: the whole step",
     "time/generate_s": "seconds: generation",
     "time/reward_s": "seconds: reward functions",
+    "time/measure_s": "seconds: log-probabilities and entropies before the update, where something needs them",
     "time/update_s": "seconds: forward, backward and optimizer",
     "time/eval_s": "seconds: held-out evaluation",
     "time/checkpoint_s": "seconds: writing a checkpoint",

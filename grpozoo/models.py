@@ -2,7 +2,7 @@
 
     check(config)                   what can be refused before anything heavy is imported
     load(config, task, device)      the model in evaluation mode, and its tokenizer
-    encode(tokenizer, prompt, ...)  the token ids that the model sees     decode(tokenizer, ids)  text, special tokens stripped
+    encode(tokenizer, prompt, ...)  the token ids that the model sees      decode(tokenizer, ids)  the text
     stop_ids(model, tokenizer)      every id that ends a completion
     save(model, tokenizer, folder)  in Hugging Face format     restore(model, folder)  the same weights, in place
 
@@ -41,11 +41,14 @@ def check(config: Any) -> None:
     elif config.kind == "smollm2":
         _gguf()
     elif config.chat_template:
-        raise UserError("model.chat_template=true: the tiny policy has no chat template\nuse model=smollm2 or model.path")
+        message = "model.chat_template=true: the tiny policy has no chat template"
+        raise UserError(f"{message}\nuse model=smollm2 or model.path")
 
 
-def load(config: Any, task: Any, device: str = "cpu", seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The policy and its tokenizer; `task` teaches the tiny policy its warm start, `seed` draws its weights without one."""
+def load(
+    config: Any, task: Any, device: str = "cpu", seed: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The policy and its tokenizer; `task` teaches the tiny policy, or `seed` draws its weights without warm start."""
     check(config)
     if config.path is not None:
         place = str(Path(config.path).expanduser()) if _is_local(config.path) else config.path
@@ -140,12 +143,12 @@ def _check_characters(tokenizer: Any, text: str, prompt: Prompt) -> None:
     missing = sorted(set(text) - set(tokenizer.get_vocab()))
     if missing:
         raise UserError(
-            f"prompt {prompt.id!r} has {', '.join(map(repr, missing[:5]))}, which the tiny policy's tokenizer does not know\n"
+            f"prompt {prompt.id!r} has {', '.join(map(repr, missing[:5]))}, which the tiny policy does not know\n"
             "it knows printable ASCII and the newline: change the data, or use model=smollm2 or model.path"
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- the tiny policy
+# ----------------------------------------------------------------------------------------------------- the tiny policy
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
@@ -247,13 +250,16 @@ def _check_path(config: Any) -> None:
     folder = Path(config.path).expanduser()
     if not folder.exists():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-        raise UserError(f"model.path={config.path}: there is no such folder{nearest(folder.name, siblings)}\ngiven relative to {Path.cwd()}")
+        found = nearest(folder.name, siblings)
+        raise UserError(f"model.path={config.path}: there is no such folder{found}\nlooked for from {Path.cwd()}")
     if not folder.is_dir():
-        raise UserError(f"model.path={config.path} is a file; give the folder that holds it with config.json and the tokenizer")
+        raise UserError(f"model.path={config.path} is a file; give the folder that holds it and its config.json")
     if not (folder / "config.json").is_file():
         inside = sorted(str(p.parent) for depth in ("*", "*/*") for p in folder.glob(f"{depth}/config.json"))
         hint = f", did you mean {inside[-1]!r}?" if inside else ""
-        raise UserError(f"model.path={config.path} has no config.json{hint}\na model folder is what save_pretrained() writes")
+        raise UserError(
+            f"model.path={config.path} has no config.json{hint}\na model folder is what save_pretrained() writes"
+        )
     if not config.allow_pickle and not any(folder.glob("*.safetensors")):
         raise UserError(
             f"model.path={config.path} has no .safetensors file\n"
@@ -294,7 +300,7 @@ def _explained(place: str, config: Any, error: Exception) -> UserError:
     elif isinstance(error, OSError) and "safetensors" in said and not config.allow_pickle:
         hint = "weights in pickle format can run code; if you trust them: model.allow_pickle=true"
     elif isinstance(error, OSError) and not _is_local(place):
-        hint = "is the name right, the network up, and (gated models) HF_TOKEN set? a folder works too; ./NAME says folder"
+        hint = "is the name right, the network up, and (gated models) HF_TOKEN set? ./NAME would be a folder"
     else:
         hint = "a causal language model that transformers loads is needed; see model.dtype and model.attention too"
     return UserError(f"model.path={place} does not load: {said}\n{hint}")
@@ -318,7 +324,9 @@ def _finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: 
             module.p = 0.0  # also where a model writes its rate into the code
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
-        raise UserError(f"the tokenizer has {len(tokenizer)} tokens and the model only {rows} rows for them: they don't belong together")
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model only {rows} rows: they don't belong together"
+        )
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.generation_config.pad_token_id is None:

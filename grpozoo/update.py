@@ -155,20 +155,25 @@ def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
 
 def objective(hooks, batch: Batch, out: Output, how: str, denominator: float, all_rows: bool) -> Tensor:
     """The micro-batch's share of the loss, a scalar with gradient."""
-    losses = hooks.policy_loss(batch=batch, out=out)
-    rows, width = batch.mask.shape
-    if losses is None or tuple(losses.shape) not in ((rows, width), (rows, 1)):
-        found = None if losses is None else tuple(losses.shape)
-        raise UserError(f"policy_loss() must return one loss per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}")
+    losses = _checked("policy_loss", hooks.policy_loss(batch=batch, out=out), batch)
     for weight in hooks.token_weights(batch=batch, out=out):
-        losses = losses * weight
+        losses = losses * _checked("token_weights", weight, batch)
     loss = aggregate(losses, batch.mask, how, denominator)
     for term in hooks.regularizer(batch=batch, out=out):
         if not all_rows:
             names = ", ".join(impl.plugin_name for impl in hooks.regularizer.get_hookimpls())
             raise UserError(f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"')
-        loss = loss + aggregate(term, batch.mask, how, denominator)
+        loss = loss + aggregate(_checked("regularizer", term, batch), batch.mask, how, denominator)
     return loss
+
+
+def _checked(hook: str, values: Tensor | None, batch: Batch) -> Tensor:
+    """One number per token [r, T] or per sequence [r, 1]; anything else would broadcast into nonsense."""
+    rows, width = batch.mask.shape
+    if values is None or tuple(values.shape) not in ((rows, width), (rows, 1)):
+        found = None if values is None else tuple(values.shape)
+        raise UserError(f"{hook}() must return one number per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}")
+    return values
 
 
 def optimizer_step(run, cycle: Cycle) -> None:

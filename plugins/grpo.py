@@ -15,8 +15,7 @@ replaces one does so by answering it.
 from dataclasses import dataclass
 from enum import Enum
 
-from grpozoo import Plugin, group_mean, group_std, hookimpl, masked_sum
-from grpozoo.ops import group_equal
+from grpozoo import Plugin, group_equal, group_mean, group_std, hookimpl, masked_sum
 
 Std = Enum("Std", ["group", "batch", "none"])
 Aggregation = Enum("Aggregation", ["seq_mean", "token_mean", "const_len", "seq_sum", "token_sum"])

@@ -21,16 +21,16 @@ class Independent(TokenSampler):
     def start(self, requests, seed, step, max_tokens):
         self.rows = [(request, sample) for request in requests for sample in request.sample_ids]
         self.key, self.size = (seed, step), min(BLOCK, max_tokens)
+        self.numbers = torch.zeros(len(self.rows), self.size, dtype=torch.float64)  # of each row's current block
+        self.blocks = torch.full((len(self.rows),), -1)
 
     def next(self, choice, rows, position):
         block, offset = divmod(position, self.size)
-        if offset == 0:
-            self.numbers = torch.zeros(len(self.rows), self.size, dtype=torch.float64)
-            alive = rows.tolist()
-            drawn = [uniforms(*self.key, *self.rows[row], block, self.size) for row in alive]
-            self.numbers[alive] = torch.from_numpy(np.stack(drawn))
-            self.numbers = self.numbers.to(choice.warped.device)
-        return choice.pick(self.numbers[rows, offset])[0]
+        if stale := rows[self.blocks[rows] != block].tolist():
+            drawn = [uniforms(*self.key, *self.rows[row], block, self.size) for row in stale]
+            self.numbers[stale] = torch.from_numpy(np.stack(drawn))
+            self.blocks[stale] = block
+        return choice.pick(self.numbers[rows, offset].to(choice.warped.device))[0]
 
 
 class Iid(Plugin):

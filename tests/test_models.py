@@ -17,7 +17,10 @@ from grpozoo import Prompt, UserError, models
 from grpozoo.config import Model
 
 SMALL = {"layers": 1, "width": 16, "heads": 2}
-TEMPLATE = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
 
 
 def words(template=None, bos=True, eos=False):

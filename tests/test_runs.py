@@ -172,6 +172,14 @@ def test_resume_alone_takes_the_saved_configuration_and_another_one_is_refused(t
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")
 
 
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    train(tmp_path / "run", "steps=1")
+    before = metrics(tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(tmp_path / "run", "steps=1")
+    assert metrics(tmp_path / "run") == before
+
+
 def test_other_data_is_refused_on_resume(tmp_path):
     """Peers E4."""
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(40)]

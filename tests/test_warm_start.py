@@ -11,10 +11,11 @@ from grpozoo import Prompt, UserError, models, warm_start
 from grpozoo.config import Model
 from grpozoo.data import load_task
 from grpozoo.tasks import Task
+from grpozoo.tasks.arithmetic import Arithmetic
 from grpozoo.warm_start import Recipe
 
 SMALL = Model(layers=1, width=16, heads=2)
-QUICK = Recipe(rows=8, max_steps=5, every=5, probe=4, warmup=2)
+QUICK = Recipe(rows=8, max_steps=5, every=5, probe=4, warmup=2, cooldown=2)
 
 
 class Echo(Task):
@@ -23,7 +24,7 @@ class Echo(Task):
     @dataclass
     class Config:
         size: int = 40
-        corrupt: float = 0.0
+        careless: float = 0.0
 
     def __init__(self, config):
         super().__init__(config)
@@ -35,7 +36,7 @@ class Echo(Task):
         return float(completion == prompt.answer)
 
     def solution(self, prompt):
-        wrong = int(prompt.id[1:]) < self.config.corrupt * len(self.train)
+        wrong = int(prompt.id[1:]) < self.config.careless * len(self.train)
         return "wrong" if wrong else prompt.answer
 
 
@@ -71,7 +72,8 @@ def test_padding_does_not_enter_the_loss(task):
     model, tokenizer = models.tiny_model(SMALL), models.tiny_tokenizer()
     ids, labels = next(warm_start._batches(task, tokenizer, replace(QUICK, rows=3)))
     wider = (torch.nn.functional.pad(ids, (0, 4)), torch.nn.functional.pad(labels, (0, 4), value=-100))
-    assert warm_start._loss(model, ids, labels).item() == pytest.approx(warm_start._loss(model, *wider).item(), abs=1e-6)
+    expected = warm_start._loss(model, ids, labels).item()
+    assert warm_start._loss(model, *wider).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_every_training_prompt_is_seen_once_per_round(task):
@@ -94,16 +96,27 @@ def test_two_trainings_give_the_same_bytes_whatever_the_threads_and_the_global_s
 
 
 def test_training_stops_at_its_target(task, tmp_path):
-    recipe = replace(QUICK, rows=32, max_steps=200, every=10, lr=1e-2, corrupt=0.0, target=0.2, probe=8)
+    recipe = replace(QUICK, rows=32, max_steps=200, every=10, lr=1e-2, careless=0.0, target=0.2, probe=8)
     result = warm_start.train(replace(SMALL, width=32), task, tmp_path, recipe)
     assert result["steps"] < 200
-    assert result["greedy"] >= 0.2
+    assert result["sampled"] >= 0.2
 
 
-def test_a_share_of_what_is_taught_is_wrong(task):
-    taught = warm_start._teacher(task, replace(QUICK, corrupt=0.25))
+def test_a_share_of_what_is_taught_has_bad_habits(task):
+    taught = warm_start._teacher(task, replace(QUICK, careless=0.25))
     assert sum(taught.solution(p) == "wrong" for p in task.train) == 8  # of 32
     assert not any(task.solution(p) == "wrong" for p in task.train)
+
+
+@pytest.mark.parametrize("problem, expected", [
+    ("48+47+12", "48+47=85;85+12=97#97"),  # 8 + 7 = 15: the ten is forgotten
+    ("48+47+16", "48+47=85;85+16=91#91"),  # and again: 5 + 6 = 11
+    ("12+35+41", "12+35=47;47+41=88#88"),  # nothing to carry: right
+    ("52-38+10", "52-38=24;24+10=34#34"),  # 2 < 8: nothing is borrowed
+])  # fmt: skip
+def test_careless_work_forgets_carries_and_borrows(problem, expected):
+    made = Arithmetic(Arithmetic.Config(level=3, careless=1.0, train=10, heldout=10))
+    assert made.solution(Prompt("p", text=f"{problem}=", extra={"expression": problem})) == expected
 
 
 def test_ensure_trains_once_and_then_finds_the_folder(task, cache, monkeypatch, capsys):
@@ -119,7 +132,7 @@ def test_ensure_trains_once_and_then_finds_the_folder(task, cache, monkeypatch, 
     {"config": replace(SMALL, width=32)},
     {"recipe": replace(QUICK, seed=1)},
     {"teacher": Echo(Echo.Config(size=39))},
-    {"teacher": Echo(Echo.Config(corrupt=0.5))},
+    {"teacher": Echo(Echo.Config(careless=0.5))},
 ])  # fmt: skip
 def test_the_key_tells_apart_what_changes_the_weights(task, change):
     arguments = {"config": SMALL, "teacher": task, "recipe": QUICK}

@@ -22,16 +22,22 @@ HERE = Path(__file__).resolve().parent
 CASES = {  # micro: completions in one forward of TRL's update, 0 for the whole batch
     "tiny": {
         "model": "tiny", "task": ["task.level=2"],
-        "groups": 16, "samples": 8, "completion": 24, "steps": 12, "micro": 0, "lr": 3e-4,
+        "groups": 16, "samples": 8, "completion": 28, "steps": 12, "micro": 0, "lr": 3e-4, "reward": "right",
     },
     "smollm2": {
         "model": "smollm2", "task": ["task.level=1", "task.chat=true"],
-        "groups": 8, "samples": 8, "completion": 32, "steps": 4, "micro": 0, "lr": 1e-5,
+        "groups": 8, "samples": 8, "completion": 32, "steps": 4, "micro": 0, "lr": 1e-5, "reward": "right",
     },
 }  # fmt: skip
 CASES["smollm2_micro8"] = {**CASES["smollm2"], "micro": 8}  # TRL with less memory: eight forwards per update
+for _name in ("tiny", "smollm2"):  # a reward that never ties: grpozoo has no rows of advantage zero to leave out
+    CASES[f"{_name}_dense"] = {**CASES[_name], "reward": "dense"}
+REWARDS = {  # grpozoo's options for the reward functions of trl_side.py
+    "right": ["reward=answer"],
+    "dense": ["reward=function", f"plugins.function.path={HERE}/trl_side.py:dense"],
+}
 SIDES = ("grpozoo", "trl")
-FIGURES = {"seconds_per_step": "s per step", "tokens_per_second": "tokens/s in generation", "peak_mb": "peak memory, MB"}
+FIGURES = {"seconds_per_step": "s per step", "tokens_per_second": "tokens/s generating", "peak_mb": "peak memory, MB"}
 
 
 def main() -> None:
@@ -39,6 +45,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="+", choices=CASES)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, help="of each run, the first one not counted; default: the case's")
+    parser.add_argument("--model", help="a folder with safetensors, instead of the case's own model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the results")
@@ -46,7 +53,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     report = {"machine": machine(args.threads), "results": {}}
     for name in args.cases:
-        case = {**CASES[name], **({"steps": args.steps} if args.steps else {})}
+        given = {key: getattr(args, key) for key in ("steps", "model") if getattr(args, key)}
+        case = {**CASES[name], **given}
         report["results"][name] = {"case": case, "pairs": pairs(name, case, args)}
         (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")  # after each case: they are long
         (args.out / "results.md").write_text(table(report))
@@ -63,7 +71,10 @@ def pairs(name: str, case: dict, args: argparse.Namespace) -> list[dict]:
         flags += [f"--seed={args.seed}", f"--threads={args.threads}"]
         prepare = [*flags, f"--model={case['model']}", f"--prompts={prompts}", *case["task"]]
         model = script("zoo_side.py", prepare, args).strip().splitlines()[-1]
-        rest = {"grpozoo": case["task"], "trl": [f"--prompts={prompts}", f"--micro-batch={case['micro']}"]}
+        rest = {
+            "grpozoo": [*case["task"], *REWARDS[case["reward"]]],
+            "trl": [f"--prompts={prompts}", f"--micro-batch={case['micro']}", f"--reward={case['reward']}"],
+        }
         for number in range(args.pairs):
             pair = {}
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
@@ -71,7 +82,8 @@ def pairs(name: str, case: dict, args: argparse.Namespace) -> list[dict]:
                 file = "trl_side.py" if side == "trl" else "zoo_side.py"
                 script(file, [*flags, f"--model={model}", f"--out={out}", *rest[side]], args)
                 pair[side] = json.loads(out.read_text())
-                print(name, number + 1, side, *(f"{title}: {pair[side][figure]:.3f}" for figure, title in FIGURES.items()), flush=True)
+                shown = [f"{title}: {pair[side][figure]:.4g}" for figure, title in FIGURES.items()]
+                print(name, number + 1, side, *shown, sep="  ", flush=True)
             done.append(pair)
     return done
 
@@ -84,7 +96,7 @@ def script(file: str, flags: list[str], args: argparse.Namespace) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
     result = subprocess.run([sys.executable, str(HERE / file), *flags], env=environment, text=True, capture_output=True)
     if result.returncode:
-        sys.exit(f"{file} {' '.join(flags)}\nended with status {result.returncode}\n{result.stdout}\n{result.stderr[-3000:]}")
+        sys.exit(f"{file} {' '.join(flags)}\nended with {result.returncode}\n{result.stdout}\n{result.stderr[-3000:]}")
     return result.stdout
 
 
@@ -103,17 +115,19 @@ def machine(threads: int) -> dict:
 def table(report: dict) -> str:
     """Medians over the runs, and the ratio of every pair, as Markdown."""
     head = ["case", "figure", *SIDES, "ratio of medians", "ratio of each pair"]
+    notes = ["A ratio above 1 says that grpozoo is that many times better: faster, or smaller."]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, result in report["results"].items():
         for figure, title in FIGURES.items():
             values = {side: [pair[side][figure] for pair in result["pairs"]] for side in SIDES}
             ours, theirs = (statistics.median(values[side]) for side in SIDES)
             ratios = [better(figure, a, b) for a, b in zip(*values.values(), strict=True)]
-            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            lines.append(f"| {name} | {title} | {ours:.4g} | {theirs:.4g} | {better(figure, ours, theirs):.2f} | {each} |")
+            each, whole = ", ".join(f"{ratio:.2f}" for ratio in ratios), better(figure, ours, theirs)
+            lines.append(f"| {name} | {title} | {ours:.4g} | {theirs:.4g} | {whole:.2f} | {each} |")
+        rows = [share for pair in result["pairs"] for share in pair["grpozoo"]["skipped_rows"][1:]]
+        notes.append(f"{name}: grpozoo left {statistics.mean(rows):.0%} of the rows out of the update, advantage zero.")
     about = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    note = "A ratio above 1 says that grpozoo is that many times better: faster, or smaller."
-    return "\n".join([*lines, "", note, "", f"Machine: {about}", ""])
+    return "\n".join([*lines, "", *notes, "", f"Machine: {about}", ""])
 
 
 def better(figure: str, ours: float, theirs: float) -> float:
@@ -122,7 +136,7 @@ def better(figure: str, ours: float, theirs: float) -> float:
 
 
 def plot(report: dict, path: Path) -> None:
-    """One panel per figure, a bar per side and case with a dot for each run; nothing without matplotlib."""
+    """How many times better, a bar per case and figure with a dot for each pair; nothing without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -130,17 +144,18 @@ def plot(report: dict, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(FIGURES), figsize=(12, 3.2), layout="constrained")
-    for panel, (key, title) in zip(panels, FIGURES.items(), strict=True):
-        for shift, side in zip((-0.2, 0.2), SIDES, strict=True):
-            for at, result in enumerate(report["results"].values()):
-                values = [pair[side][key] for pair in result["pairs"]]
-                color = "tab:blue" if side == "grpozoo" else "tab:gray"
-                panel.bar(at + shift, statistics.median(values), 0.4, color=color, label=side if at == 0 else None)
-                panel.plot([at + shift] * len(values), values, ".", color="black", markersize=4)
-        panel.set(title=title, yscale="log", xticks=range(len(report["results"])))
-        panel.set_xticklabels(report["results"], fontsize=8)
-    panels[0].legend()
+    figure, axes = pyplot.subplots(figsize=(8, 3.5), layout="constrained")
+    for shift, (key, title) in zip((-0.27, 0, 0.27), FIGURES.items(), strict=True):
+        for at, result in enumerate(report["results"].values()):
+            values = [tuple(pair[side][key] for side in SIDES) for pair in result["pairs"]]
+            whole = better(key, *map(statistics.median, zip(*values, strict=True)))
+            color = f"C{list(FIGURES).index(key)}"
+            axes.bar(at + shift, whole, 0.25, color=color, label=title if at == 0 else None)
+            axes.plot([at + shift] * len(values), [better(key, *pair) for pair in values], "k.", markersize=4)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(report["results"])), report["results"])
+    axes.set_ylabel("grpozoo over TRL, times better")
+    axes.legend()
     figure.savefig(path, dpi=110)
 
 

@@ -1,12 +1,12 @@
-"""Three faults measured in TRL 1.16.0, and the same three questions put to grpozoo: the largest difference of a weight.
+"""Three faults measured in TRL 1.16.0, and the same three questions put to grpozoo: largest difference of a weight.
 
     python faults.py --model FOLDER --prompts prompts.jsonl        (both as `zoo_side.py --prompts` writes them)
 
     F1  the run with an evaluation every 2 steps, against the run without
     E2  the run stopped inside a generation cycle (4 optimizer steps share a batch of completions) and resumed, against
         the uninterrupted one
-    A1  one optimizer step with the batch in 8 (TRL) or many (grpozoo) micro-batches, against one: AdamW with eps = 1 and
-        lr = 1 moves a weight by its gradient, nearly, where the usual eps would blow rounding up to a full step
+    A1  one optimizer step with the batch in 8 (TRL) or many (grpozoo) micro-batches, against one. AdamW with eps = 1,
+        lr = 1 moves a weight by nearly its gradient, where the usual eps would blow rounding up to a full step
 
 A zero means: equal to the last bit. Beside each difference stands the largest change of a weight over the whole run,
 which says what the difference is to be compared with. TRL runs in this process through its Python interface, grpozoo
@@ -32,7 +32,11 @@ from datasets import Dataset
 from safetensors.torch import load_file
 
 GROUPS, SAMPLES, CYCLE = 8, 8, 4  # prompts, completions per prompt, optimizer steps per generation cycle
-LOSSES = {"sequence mean": ("grpo", "seq_mean"), "token mean": ("dapo", "token_mean"), "token mean, bnpo": ("bnpo", "token_mean")}
+LOSSES = {  # TRL's loss_type, grpozoo's aggregation
+    "sequence mean": ("grpo", "seq_mean"),
+    "token mean": ("dapo", "token_mean"),
+    "token mean, bnpo": ("bnpo", "token_mean"),
+}
 
 
 def main() -> None:
@@ -43,6 +47,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=["trl", "grpozoo"], choices=["trl", "grpozoo"])
     args = parser.parse_args()
     torch.set_num_threads(1)
+    args.model = str(Path(args.model).resolve())  # grpozoo runs elsewhere, so that its folders do not stay here
     start = load_file(Path(args.model, "model.safetensors"))
     found = {}
     for side in args.sides:
@@ -84,7 +89,7 @@ def trl_faults(args, folder: Path):
 def trl_run(args, folder: Path, steps: int, micro: int = 0, accumulate: int = 1, resume: Path | None = None, **options):
     """Weights after a run of TRL."""
     sizes = SimpleNamespace(model=args.model, prompts=args.prompts, steps=steps, groups=GROUPS, samples=SAMPLES)
-    sizes.completion, sizes.micro_batch, sizes.lr, sizes.seed = 24, micro, 3e-4, 0
+    sizes.completion, sizes.micro_batch, sizes.lr, sizes.seed, sizes.reward = 24, micro, 3e-4, 0, "right"
     rows = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
     options = {"gradient_accumulation_steps": accumulate, "per_device_eval_batch_size": SAMPLES, **options}
     with redirect_stdout(sys.stderr):
@@ -101,7 +106,8 @@ def zoo_faults(args, folder: Path):
     """(name, weights, weights that should be the same)"""
     straight = zoo_run(args, folder / "straight", 6)
     yield "control: the same run twice", straight, zoo_run(args, folder / "again", 6)
-    yield "F1: evaluation on or off", straight, zoo_run(args, folder / "evaluated", 6, "eval.every=2", "eval.samples=4", "eval.ks=[1]")
+    evaluated = zoo_run(args, folder / "evaluated", 6, "eval.every=2", "eval.samples=4", "eval.ks=[1]")
+    yield "F1: evaluation on or off", straight, evaluated
     cycle = (4, f"update.mini_batches={CYCLE}")
     saved = zoo_run(args, folder / "saved", *cycle, "checkpoint.every=2", "checkpoint.keep=9")
     end = folder / "saved/checkpoints/step-00000002"
@@ -110,22 +116,22 @@ def zoo_faults(args, folder: Path):
     yield "E2: resumed inside a cycle", saved, zoo_run(args, inside, *cycle, f"resume={inside}")
     for name, (_, how) in LOSSES.items():
         gradient = (1, "lr=1", "optim.eps=1", f"plugins.grpo.aggregation={how}")
-        whole = zoo_run(args, folder / f"whole {how}", *gradient, "update.tokens_per_micro_batch=1000000")
-        parts = zoo_run(args, folder / f"parts {how}", *gradient, "update.tokens_per_micro_batch=64")
+        whole = zoo_run(args, folder / f"whole {name}", *gradient, "update.tokens_per_micro_batch=1000000")
+        parts = zoo_run(args, folder / f"parts {name}", *gradient, "update.tokens_per_micro_batch=64")
         yield f"A1: micro-batches, {name}", whole, parts
 
 
 def zoo_command(args, folder: Path, steps: int, *overrides: str) -> list[str]:
-    sizes = SimpleNamespace(model=args.model, steps=steps, groups=GROUPS, samples=SAMPLES, completion=24, lr=3e-4, seed=0)
+    sizes = SimpleNamespace(model=args.model, steps=steps, groups=GROUPS, samples=SAMPLES, completion=24, lr=3e-4)
+    sizes.seed, sizes.overrides = 0, list(overrides)
     keys = {override.partition("=")[0] for override in overrides}
-    sizes.overrides = list(overrides)
     return [part for part in zoo_side.command(sizes, folder) if part.partition("=")[0] not in keys or part in overrides]
 
 
 def zoo_run(args, folder: Path, steps: int, *overrides: str) -> dict:
     """Weights after a run of grpozoo."""
     command = zoo_command(args, folder, steps, *overrides)
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=sys.stderr)
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder.parent, check=True, stdout=sys.stderr)
     return load_file(folder / "model/model.safetensors")
 
 
@@ -134,7 +140,7 @@ def zoo_stopped(args, folder: Path, steps: int, *overrides: str) -> Path:
     for attempt in range(20):
         target = folder / f"stopped {attempt}"
         command = zoo_command(args, target, steps, *overrides)
-        child = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
+        child = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder, stdout=sys.stderr)
         metrics = target / "metrics.jsonl"
         while child.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 3):
             time.sleep(0.005)  # the line of step 0 is the evaluation, that of step 2 ends the second cycle
@@ -145,7 +151,8 @@ def zoo_stopped(args, folder: Path, steps: int, *overrides: str) -> Path:
         newest = max(target.glob("checkpoints/step-*"), default=None)
         state = torch.load(newest / "trainer.pt", weights_only=True) if newest else {"cycle": None}
         if state["cycle"] and 0 < state["cycle"]["done"] < CYCLE:
-            print(f"stopped after step {state['step']} and {state['cycle']['done']} of {CYCLE} updates", file=sys.stderr)
+            done = state["cycle"]["done"]
+            print(f"stopped after step {state['step']} and {done} of {CYCLE} updates", file=sys.stderr)
             return target
     sys.exit("no signal arrived inside a cycle: make the updates longer, for example with GROUPS = 32")
 

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from zlib import crc32
 
 
 def arguments() -> argparse.Namespace:
@@ -25,22 +26,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="completions per prompt")
     parser.add_argument("--completion", type=int, default=24, help="longest completion, tokens")
     parser.add_argument("--micro-batch", type=int, default=0, help="completions per forward of the update; 0: all")
+    parser.add_argument("--reward", choices=["right", "dense"], default="right")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
 
+def text(completion) -> str:
+    """What the policy wrote; TRL hands chat completions over as messages."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
 def right(prompts, completions, answer, **_) -> list[float]:
-    """The reward: 1 for the exact answer, by the functions with which grpozoo's own task verifies."""
+    """1 for the exact answer, by the functions with which grpozoo's own task verifies."""
     from grpozoo.tasks.arithmetic import final_answer, last_integer
 
-    def extract(completion):
-        if isinstance(completion, str):
-            return final_answer(completion)
-        return last_integer(completion[-1]["content"].rpartition("#")[2])
+    chat = not isinstance(prompts[0], str)
+    found = [last_integer(text(c).rpartition("#")[2]) if chat else final_answer(c) for c in completions]
+    return [float(f == a) for f, a in zip(found, answer, strict=True)]
 
-    return [float(extract(c) == a) for c, a in zip(completions, answer, strict=True)]
+
+def dense(completions, **_) -> list[float]:
+    """A number that any change of the text changes: only copies tie, nearly every row trains. Serves grpozoo, too."""
+    return [crc32(text(completion).encode()) / 2**32 for completion in completions]
 
 
 def config(folder: str, args: argparse.Namespace, **more):
@@ -69,7 +78,7 @@ def trainer(config, args: argparse.Namespace, callbacks=(), **more):
     rows = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     return GRPOTrainer(
-        model=args.model, reward_funcs=right, args=config, train_dataset=Dataset.from_list(rows),
+        model=args.model, reward_funcs=globals()[args.reward], args=config, train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer, callbacks=list(callbacks), **more,
     )  # fmt: skip
 
@@ -115,14 +124,15 @@ def measure(args: argparse.Namespace) -> dict:
 
         run._generate, run._calculate_rewards = counted, averaged
         run.train()
+    step = [after - before for before, after in zip(ends, ends[1:], strict=False)]  # without the first
     return {
         "side": "trl",
-        "step_s": [after - before for before, after in zip(ends, ends[1:])],  # without the first step
+        "step_s": step,
         "generate_s": generate,
         "rollout_s": rollout,
         "completion_tokens": tokens,
         "reward": rewards,
-        "seconds_per_step": statistics.median(b - a for a, b in zip(ends, ends[1:])),
+        "seconds_per_step": statistics.median(step),
         "tokens_per_second": sum(tokens[1:]) / sum(generate[1:]),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,  # Linux counts KiB
     }

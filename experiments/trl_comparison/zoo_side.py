@@ -1,8 +1,8 @@
 """grpozoo's public command line on a task: seconds per step, generation speed, peak memory, as one JSON file.
 
 Run by compare.py as a process of its own; it starts `python -m grpozoo` with nothing but options that every user has,
-and reads its metrics.jsonl. Evaluation and checkpoints, which the other side does not have, are reduced to the ones that
-cannot be switched off (8 prompts, greedy, before and after; a checkpoint at the end), which no step's time includes.
+and reads its metrics.jsonl. Evaluation and checkpoints, which the other side does not have, are reduced to those that
+cannot be switched off (8 prompts, greedy, before and after; a checkpoint at the end); no step's time includes them.
 Peak memory is that of the whole process, evaluation and final checkpoint included.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="folder with safetensors and tokenizer; with --prompts: tiny, smollm2")
+    parser.add_argument("--model", required=True, help="folder with safetensors; with --prompts also tiny, smollm2")
     parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--prompts", help="run nothing: write the prompts of the run as JSONL and print the model's folder")
+    parser.add_argument("--prompts", help="run nothing: write the run's prompts as JSONL, print the model's folder")
     parser.add_argument("--steps", type=int, default=10, help="the first one is warm-up and not counted")
     parser.add_argument("--groups", type=int, default=16, help="prompts per step")
     parser.add_argument("--samples", type=int, default=8, help="completions per prompt")
@@ -44,7 +44,7 @@ def command(args: argparse.Namespace, run_dir: str | Path) -> list[str]:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Write what the run would be trained on, in its order, for the other side; the folder of the model, made if need be."""
+    """Write the prompts of the run in their order, for the other side; the folder of the model, made if need be."""
     from grpozoo import models, warm_start
     from grpozoo.cli.main import compose
     from grpozoo.config import Model
@@ -67,12 +67,12 @@ def measure(args: argparse.Namespace) -> dict:
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     start, steps = lines[0], lines[1:]
     ends = [start["seconds"], *(line["seconds"] for line in steps)]  # wall clock, writing the line before included
-    step = [b - a - line.get("time/eval_s", 0.0) for a, b, line in zip(ends, ends[1:], steps)]
+    step = [b - a - line.get("time/eval_s", 0.0) for a, b, line in zip(ends, ends[1:], steps, strict=False)]
     generate = [line["time/generate_s"] for line in steps]
     tokens = [round(line["rollout/tokens"]) for line in steps]
     return {
         "side": "grpozoo",
-        "step_s": step[1:],  # without the first step
+        "step_s": step[1:],  # without the first
         "generate_s": generate,
         "update_s": [line["time/update_s"] for line in steps],
         "completion_tokens": tokens,

@@ -21,6 +21,8 @@ def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
         run_dir, checkpoint = resolve(composed.resume, run_dir, fingerprint(composed))
         if checkpoint:
             composed = saved_configuration(composed, overrides, run_dir)
+    elif rank == 0 and (run_dir / "manifest.json").exists():
+        raise UserError(f"{run_dir} already holds a run\ngo on with resume={run_dir}, or choose another run_dir")
     settings = read(composed)
     from grpozoo import models
     from grpozoo.tracking import check_trackers

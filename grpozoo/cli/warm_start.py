@@ -18,7 +18,8 @@ def run(config: DictConfig) -> int:
     from grpozoo.warm_start import regenerate
 
     folder, result, note = regenerate(settings.model, task)
-    print(f"warm start after {result['steps']} steps: held-out accuracy {result['greedy']:.1%} greedy, {result['sampled']:.1%} sampled")
+    greedy, sampled = result["greedy"], result["sampled"]
+    print(f"warm start of {result['steps']} steps: held-out accuracy {greedy:.1%} greedy, {sampled:.1%} sampled")
     print(folder)
     if note:
         print(note, file=sys.stderr)

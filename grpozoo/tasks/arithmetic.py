@@ -91,6 +91,7 @@ class Arithmetic(Task):
         scratchpad: bool | None = None  # worked steps before the answer; null: unless chat
         chat: bool = False  # prompts are chat messages in words, for instruction-tuned models
         corrupt: float = 0.0  # share of worked solutions with a wrong result that is carried on; warm-up data only
+        careless: float = 0.0  # share of worked solutions that forget every carry and borrow; warm-up data only
 
         def __post_init__(self):
             _check(self)
@@ -121,10 +122,15 @@ class Arithmetic(Task):
         return final_answer(completion if "#" in completion[:1] else "#" + completion)
 
     def solution(self, prompt: Prompt) -> str:
-        """A worked solution; for the share `corrupt` of the prompts, the same ones each time, a wrong one."""
+        """A worked solution; for the share `corrupt` of the prompts, the same ones each time, a wrong one.
+
+        For the share `careless` it is worked without carries and borrows: right only where there are none.
+        """
         expression = prompt.extra["expression"]
         steps = _work(*_parse(expression), self.family)
-        if unit("corrupt", prompt.id) < self.config.corrupt:
+        if unit("careless", prompt.id) < self.config.careless:
+            steps = _careless(expression, self.family)
+        elif unit("corrupt", prompt.id) < self.config.corrupt:
             steps = _wrong(expression, steps, self.family, random.Random(stable_int("wrong", prompt.id)))
         if not self.scratchpad:
             return str(steps[-1].value)
@@ -209,8 +215,9 @@ def _check(config: Arithmetic.Config) -> None:
             raise ValueError(f"{name} lies in {low}..{high}, got {getattr(wanted, name)}")
     if wanted.modulus < 0 or wanted.modulus == 1:
         raise ValueError(f"modulus is at least 2, or 0 for none, got {wanted.modulus}")
-    if not 0 <= config.corrupt <= 1:
-        raise ValueError(f"corrupt lies in [0, 1], got {config.corrupt}")
+    for name in ("corrupt", "careless"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} lies in [0, 1], got {getattr(config, name)}")
 
 
 def _draw(wanted: Family) -> tuple[list, list]:
@@ -300,6 +307,19 @@ def _work(
         values[at], sources[at] = value, f"{first}{operator}{sources.pop(at + 1)}"
         steps.append(Step(left, operator, right, value, sources[at]))
     return steps
+
+
+def _careless(expression: str, wanted: Family) -> list[Step]:
+    """The work of one who forgets what is carried from the units to the tens, and what is borrowed for them."""
+    problem, replaced = _parse(expression), {}
+    for at in range(len(problem[1])):
+        step = _work(*problem, wanted, replaced)[at]
+        units = OPERATIONS[step.operator](step.left % 10, step.right % 10)
+        plain = step.operator in "+-" and min(step.left, step.right, step.value) >= 0
+        if plain and not 0 <= units <= 9:
+            value = step.value - 10 if units > 9 else step.value + 10
+            replaced[at] = value % wanted.modulus if wanted.modulus else value
+    return _work(*problem, wanted, replaced)
 
 
 def _wrong(expression: str, steps: list[Step], wanted: Family, rng: random.Random) -> list[Step]:
