@@ -54,7 +54,9 @@ class Update:
 class Optim:
     """AdamW and its schedule."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # decay of the running means of gradient and square
+    betas: list[float] = field(
+        default_factory=lambda: [0.9, 0.999]
+    )  # decay of the running means of gradient and square
     eps: float = 1e-8  # added to the root of the mean square
     weight_decay: float = 0.0  # decoupled, times the learning rate
     max_grad_norm: float = 1.0  # 2-norm over all trained parameters; 0 = no clipping
@@ -62,7 +64,10 @@ class Optim:
     warmup_steps: int = 0  # optimizer steps of linear warm-up
 
     def check(self) -> None:
-        require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), f"optim.betas are two numbers in [0, 1), got {self.betas}")
+        require(
+            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
+            f"optim.betas are two numbers in [0, 1), got {self.betas}",
+        )
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             require(getattr(self, name) >= 0, f"optim.{name} is at least 0, got {getattr(self, name)}")
         require(self.eps > 0, f"optim.eps is positive, got {self.eps}")
@@ -76,13 +81,17 @@ class Eval:
     prompts: int = 256  # held-out prompts, the first ones; 0 = all
     samples: int = 8  # sampled completions per prompt for avg@k, pass@k, best@k, maj@k; 0 = greedy only
     ks: list[int] = field(default_factory=lambda: [1, 4, 8])  # each at most `samples`
-    correct: str | None = None  # reward component that tells right (>= 1) from wrong; null: the task's verifier, or else the first that answers
+    correct: str | None = (
+        None  # reward component that tells right (>= 1) from wrong; null: the task's verifier, or else the first that answers
+    )
     temperature: float = 1.0  # of the sampled completions
 
     def check(self) -> None:
         for name in ("every", "prompts", "samples"):
             require(getattr(self, name) >= 0, f"eval.{name} is at least 0, got {getattr(self, name)}")
-        require(self.temperature > 0, f"eval.temperature is positive (greedy is always reported), got {self.temperature}")
+        require(
+            self.temperature > 0, f"eval.temperature is positive (greedy is always reported), got {self.temperature}"
+        )
         bad = [k for k in self.ks if not 1 <= k <= max(self.samples, 1)] if self.samples else []
         require(not bad, f"eval.ks lie in 1..eval.samples = {self.samples}, got {bad}")
 
@@ -103,7 +112,9 @@ class Checkpoint:
 class Logger:
     """Where numbers go besides metrics.jsonl."""
 
-    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])  # accelerate's: tensorboard, wandb, mlflow, ...
+    trackers: list[str] = field(
+        default_factory=lambda: ["tensorboard"]
+    )  # accelerate's: tensorboard, wandb, mlflow, ...
     project: str = "grpozoo"  # project name in trackers that have one
     completions: int = 16  # completions written to completions.jsonl in each step; -1 = all
     progress: bool = True  # live line and final table
@@ -129,11 +140,19 @@ class Model:
     heads: int = 4  # tiny only: attention heads
 
     def check(self) -> None:
-        require(self.path is not None or self.kind in ("tiny", "smollm2"), f"model.kind is tiny or smollm2 (or set model.path), got {self.kind!r}")
-        require(self.dtype in ("float32", "bfloat16", "float16"), f"model.dtype is float32, bfloat16 or float16, got {self.dtype!r}")
+        require(
+            self.path is not None or self.kind in ("tiny", "smollm2"),
+            f"model.kind is tiny or smollm2 (or set model.path), got {self.kind!r}",
+        )
+        require(
+            self.dtype in ("float32", "bfloat16", "float16"),
+            f"model.dtype is float32, bfloat16 or float16, got {self.dtype!r}",
+        )
         for name in ("layers", "width", "heads"):
             require(getattr(self, name) >= 1, f"model.{name} is at least 1, got {getattr(self, name)}")
-        require(self.width % self.heads == 0, f"model.width {self.width} must be a multiple of model.heads {self.heads}")
+        require(
+            self.width % self.heads == 0, f"model.width {self.width} must be a multiple of model.heads {self.heads}"
+        )
 
 
 @dataclass
@@ -167,9 +186,15 @@ class Config:
             require(getattr(self, name) >= 1, f"{name} is at least 1, got {getattr(self, name)}")
         require(self.reward_timeout > 0, f"reward_timeout is positive, got {self.reward_timeout}")
         require(self.lr >= 0, f"lr is at least 0, got {self.lr}")
-        require(self.temperature > 0 or self.group_size == 1, "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1")
+        require(
+            self.temperature > 0 or self.group_size == 1,
+            "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1",
+        )
         require(self.temperature >= 0, f"temperature is at least 0, got {self.temperature}")
         rows = self.prompts_per_step * self.group_size
-        require(self.update.mini_batches <= rows, f"update.mini_batches={self.update.mini_batches} optimizer steps cannot share {rows} completions (prompts_per_step * group_size)")
+        require(
+            self.update.mini_batches <= rows,
+            f"update.mini_batches={self.update.mini_batches} optimizer steps cannot share {rows} completions (prompts_per_step * group_size)",
+        )
         for section in (self.sampling, self.update, self.optim, self.eval, self.checkpoint, self.logger, self.model):
             section.check()

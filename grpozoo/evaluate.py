@@ -132,7 +132,9 @@ def verdicts(run: Any, rollouts: Rollouts, rewards: Rewards) -> list[float]:
     wanted, components = run.config.eval.correct, rewards.components
     if wanted is not None and wanted not in components:
         raise unknown("reward component in eval.correct", wanted, components)
-    values = None if wanted else [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
+    values = (
+        None if wanted else [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
+    )
     if values is None or all(value is None for value in values):
         answered = (name for name, column in components.items() if not all(map(isnan, _list(column))))
         name = wanted or next(answered, None)

@@ -52,12 +52,16 @@ def per_token(advantages: torch.Tensor, rollouts: Rollouts, rewards: Rewards) ->
     """[R] or [R, T] -> [R, T] float32: 0 where masked and for rows without a reward; anything not finite is an error."""
     mask = rollouts.completion_mask
     if advantages.shape not in (mask.shape[:1], mask.shape):
-        raise UserError(f"advantage() must return one number per row {tuple(mask.shape[:1])} or token {tuple(mask.shape)}, got {tuple(advantages.shape)}")
+        raise UserError(
+            f"advantage() must return one number per row {tuple(mask.shape[:1])} or token {tuple(mask.shape)}, got {tuple(advantages.shape)}"
+        )
     wide = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
     wide = wide.float().masked_fill(~mask | rewards.total.isnan()[:, None], 0.0)
     if not bool(wide.isfinite().all()):
         row = int((~wide.isfinite()).any(1).nonzero()[0])
-        raise UserError(f"advantage() is not finite for prompt {rollouts.prompts[row].id!r}, sample {int(rollouts.sample_id[row])}")
+        raise UserError(
+            f"advantage() is not finite for prompt {rollouts.prompts[row].id!r}, sample {int(rollouts.sample_id[row])}"
+        )
     return wide
 
 

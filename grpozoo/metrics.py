@@ -131,8 +131,7 @@ def _dead(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         )
     if _all(steps, "rollout/truncated", lambda value: value >= 0.9):
         found["truncated"] = (
-            f"nearly all completions were cut for {WINDOW} steps: "
-            "raise max_completion_length, or check the stop token"
+            f"nearly all completions were cut for {WINDOW} steps: raise max_completion_length, or check the stop token"
         )
     if _all(steps, "update/max_logprob_gap", lambda value: value > 0.5):
         found["gap"] = (

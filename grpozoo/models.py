@@ -45,9 +45,7 @@ def check(config: Any) -> None:
         raise UserError(f"{message}\nuse model=smollm2 or model.path")
 
 
-def load(
-    config: Any, task: Any, device: str = "cpu", seed: int = 0
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(config: Any, task: Any, device: str = "cpu", seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The policy and its tokenizer; `task` teaches the tiny policy, or `seed` draws its weights without warm start."""
     check(config)
     if config.path is not None:

@@ -42,7 +42,9 @@ def installed(group: str = GROUP) -> dict[str, EntryPoint]:
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)
         if other is not entry and (other.value, _distribution(other)) != (entry.value, _distribution(entry)):
-            raise UserError(f"{_owner(other)} and {_owner(entry)} both bring a {group} plugin named {entry.name!r}: uninstall one")
+            raise UserError(
+                f"{_owner(other)} and {_owner(entry)} both bring a {group} plugin named {entry.name!r}: uninstall one"
+            )
     return found
 
 
@@ -58,7 +60,9 @@ def load_class(name: str, group: str = GROUP, found: dict[str, EntryPoint] | Non
         raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(f"plugin {name!r} ({entry.value}, from {_owner(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}") from None
+        raise UserError(
+            f"plugin {name!r} ({entry.value}, from {_owner(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}"
+        ) from None
 
 
 def read_options(name: str, schema: type, options: Any, where: str, owner: str) -> Any:
@@ -138,7 +142,9 @@ class Active:
         """Hook -> names of the plugins that implement it, in the order in which their effects apply."""
         order = {}
         for hook, kind in KINDS.items():
-            implementations = [impl for impl in getattr(self.hooks, hook).get_hookimpls() if impl.plugin_name != "defaults"]
+            implementations = [
+                impl for impl in getattr(self.hooks, hook).get_hookimpls() if impl.plugin_name != "defaults"
+            ]
             wrappers = [impl for impl in implementations if impl.wrapper or impl.hookwrapper]
             plain = [impl for impl in implementations if impl not in wrappers]
             # The caller goes from the last to the first; the innermost wrapper is the first registered.
@@ -201,6 +207,8 @@ def _check_owners(active: Active) -> None:
             advice = "write it as a wrapper" if kind == "chain" else "keep one, drop the other with ~plugins.NAME"
             raise UserError(f"{' and '.join(sorted(owners))} both replace {hook}(): {advice}")
         if kind in ("one", "chain") and not plain:
-            raise UserError(f"no plugin answers {hook}(): the configuration lost one of base, sampler, engine or params")
+            raise UserError(
+                f"no plugin answers {hook}(): the configuration lost one of base, sampler, engine or params"
+            )
     if not active.hooks.reward.get_hookimpls():
         raise UserError("no reward: choose one with reward=NAME (reward=answer asks the task's own verifier)")

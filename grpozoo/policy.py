@@ -73,7 +73,9 @@ class Policy:
         arguments = {self._cache_name: cache}
         if positions is not None and self._takes_positions:
             arguments["position_ids"] = positions
-        return self.model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **arguments).logits[:, -1]
+        return self.model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **arguments).logits[
+            :, -1
+        ]
 
     def output(self, rollouts: Rollouts, entropy: bool = False, shared_prefix: bool = True) -> Output:
         """Log-probabilities (and entropies) [r, T] of the rows' completion tokens, with gradient if grad is enabled."""

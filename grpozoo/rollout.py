@@ -210,5 +210,7 @@ def in_order(rollouts: Rollouts, requests: list[Request]) -> Rollouts:
     place = {key: row for row, key in enumerate(keys)}
     wanted = [(request.tag, request.group_id, sample) for request in requests for sample in request.sample_ids]
     if len(place) != len(rollouts) or len(wanted) != len(rollouts) or not all(key in place for key in wanted):
-        raise UserError("(tag, group_id, sample_id) must be unique in a call of generate(): a plugin asked for one twice")
+        raise UserError(
+            "(tag, group_id, sample_id) must be unique in a call of generate(): a plugin asked for one twice"
+        )
     return rollouts.select([place[key] for key in wanted])

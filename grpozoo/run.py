@@ -101,7 +101,9 @@ class Run:
             if name not in self.policies:
                 raise UserError(f"a request names the policy {name!r}, this run has {', '.join(self.policies)}")
             asked = [request for request in mine if request.policy == name]
-            parts.append(self.hooks.generate(requests=asked, sampler=sampler, law=law, policy=self.policies[name], run=self))
+            parts.append(
+                self.hooks.generate(requests=asked, sampler=sampler, law=law, policy=self.policies[name], run=self)
+            )
         return in_order(concatenate(self.gather(parts)), requests)
 
     def score(self, rollouts: Rollouts) -> Rewards:
@@ -138,7 +140,9 @@ class Run:
         for micro in pack(rollouts, rows, 2 * self.token_budget, shared):
             part = rollouts.select(micro)
             width = max(int(part.lengths.max()), 1)
-            part = replace(part, completion_ids=part.completion_ids[:, :width], completion_mask=part.completion_mask[:, :width])
+            part = replace(
+                part, completion_ids=part.completion_ids[:, :width], completion_mask=part.completion_mask[:, :width]
+            )
             out = policy.output(part, entropy, shared)
             logprobs[micro, :width] = out.logprobs.cpu()
             if entropy:

@@ -1,8 +1,8 @@
 """The law a token is drawn from, the choice of the token, and its log-probability: one implementation for both sides.
 
-    z      = logits / temperature                       kept set: top-k, then top-p, then min-p; all others -inf
-    p_v    = exp(z_v) / sum_kept exp(z)                 the sampling law; log p_v is what Rollouts.logprobs holds
-    pick   v with  F(v - 1) <= u < F(v),  F the cumulative sum of p in the order of the ids
+z      = logits / temperature                       kept set: top-k, then top-p, then min-p; all others -inf
+p_v    = exp(z_v) / sum_kept exp(z)                 the sampling law; log p_v is what Rollouts.logprobs holds
+pick   v with  F(v - 1) <= u < F(v),  F the cumulative sum of p in the order of the ids
 """
 
 from dataclasses import dataclass

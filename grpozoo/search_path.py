@@ -49,7 +49,9 @@ def check_installation() -> None:
     places = {Path(place).resolve() for place in (spec.submodule_search_locations or [])} if spec else set()
     if checkout not in places:
         found = f"its plugins come from {', '.join(map(str, sorted(places)))}" if places else "it is not installed"
-        raise UserError(f"grpozoo runs from the checkout {HERE.parent}, but {found}\npip install -e {HERE.parent}, or run it from another folder")
+        raise UserError(
+            f"grpozoo runs from the checkout {HERE.parent}, but {found}\npip install -e {HERE.parent}, or run it from another folder"
+        )
 
 
 def register() -> None:
@@ -61,16 +63,26 @@ def register() -> None:
             owners[str(file.relative_to(folder).with_suffix(""))].append(distribution)
     for name, distributions in owners.items():
         if len(distributions) > 1:
-            raise UserError(f"{' and '.join(distributions)} both bring the config file {name}.yaml\nuninstall one, or ask its author to rename it")
+            raise UserError(
+                f"{' and '.join(distributions)} both bring the config file {name}.yaml\nuninstall one, or ask its author to rename it"
+            )
     if InstalledConfigs not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(InstalledConfigs)
 
 
 def choices(group: str) -> list[str]:
     """The config names of a group, of every distribution."""
-    return sorted({file.stem for folder in (CONF, *config_folders().values()) for file in (folder / group).glob("*.yaml")})
+    return sorted(
+        {file.stem for folder in (CONF, *config_folders().values()) for file in (folder / group).glob("*.yaml")}
+    )
 
 
 def groups() -> list[str]:
     """The names of all config groups."""
-    return sorted({str(file.parent.relative_to(folder)) for folder in (CONF, *config_folders().values()) for file in folder.rglob("*/*.yaml")})
+    return sorted(
+        {
+            str(file.parent.relative_to(folder))
+            for folder in (CONF, *config_folders().values())
+            for file in folder.rglob("*/*.yaml")
+        }
+    )

@@ -106,4 +106,6 @@ def check_resumable(saved: DictConfig, composed: DictConfig) -> None:
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if differing:
         shown = "; ".join(f"{key}: {before.get(key)!r} then, {now.get(key)!r} now" for key in differing[:4])
-        raise UserError(f"the run was started with another configuration ({len(differing)} keys differ)\n{shown}\nresume it with resume=RUN_FOLDER alone, or start a new run")
+        raise UserError(
+            f"the run was started with another configuration ({len(differing)} keys differ)\n{shown}\nresume it with resume=RUN_FOLDER alone, or start a new run"
+        )

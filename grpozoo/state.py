@@ -22,7 +22,9 @@ def write_manifest(run, finished: bool = False) -> None:
     """manifest.json and config.yaml of the run folder; `finished` keeps resume=auto away from a run that is done."""
     if run.accelerator.is_main_process:
         write_text(run.run_dir / "config.yaml", run.settings.yaml())
-        write_json(run.run_dir / "manifest.json", run.settings.manifest() | {"processes": run.world, "finished": finished})
+        write_json(
+            run.run_dir / "manifest.json", run.settings.manifest() | {"processes": run.world, "finished": finished}
+        )
 
 
 def save(run) -> None:
@@ -49,13 +51,19 @@ def _write(run, folder: Path) -> None:
 
 def restore(run, folder: Path) -> None:
     """The inverse of `save`. Another data set or other trained parameters are UserErrors."""
-    manifest = json.loads((run.run_dir / "manifest.json").read_text()) if (run.run_dir / "manifest.json").is_file() else {}
+    manifest = (
+        json.loads((run.run_dir / "manifest.json").read_text()) if (run.run_dir / "manifest.json").is_file() else {}
+    )
     before, now = manifest.get("data", {}).get("fingerprint"), run.task.fingerprint()
     if before not in (None, now):
-        raise UserError(f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run")
+        raise UserError(
+            f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run"
+        )
     state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
     if state["trained"] != [tuple(parameter.shape) for parameter in run.trained]:
-        raise UserError(f"{folder} was trained with another selection of parameters: resume with the same params= and model=")
+        raise UserError(
+            f"{folder} was trained with another selection of parameters: resume with the same params= and model="
+        )
     models.restore(run.policy.model, folder / "model")
     run.optimizer.load_state_dict(state["optimizer"])
     run.data.load_state_dict(state["data"])

@@ -162,7 +162,9 @@ def objective(hooks, batch: Batch, out: Output, how: str, denominator: float, al
     for term in hooks.regularizer(batch=batch, out=out):
         if not all_rows:
             names = ", ".join(impl.plugin_name for impl in hooks.regularizer.get_hookimpls())
-            raise UserError(f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"')
+            raise UserError(
+                f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"'
+            )
         loss = loss + aggregate(_checked("regularizer", term, batch), batch.mask, how, denominator)
     return loss
 
@@ -172,7 +174,9 @@ def _checked(hook: str, values: Tensor | None, batch: Batch) -> Tensor:
     rows, width = batch.mask.shape
     if values is None or tuple(values.shape) not in ((rows, width), (rows, 1)):
         found = None if values is None else tuple(values.shape)
-        raise UserError(f"{hook}() must return one number per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}")
+        raise UserError(
+            f"{hook}() must return one number per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}"
+        )
     return values
 
 
@@ -231,7 +235,6 @@ def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: float) 
                 batch = replace(batch, old_logprobs=out.logprobs.detach())
             loss = objective(run.hooks, batch, out, how, denominator, "all_rows" in run.needs)
             loss.backward()
-            tokens = int(batch.mask.sum())
             gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~batch.mask, 0)
             parts.append(("update/loss", float(loss.detach()), None))
             parts.append(("update/max_logprob_gap", float(gap.max()), None))

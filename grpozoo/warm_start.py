@@ -80,8 +80,12 @@ def regenerate(config: Any, task: Task, recipe: Recipe | None = None) -> tuple[P
     shipped, note = _shipped(key), ""
     if shipped:
         same = (shipped / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
-        note = "bit for bit the weights that ship with grpozoo" if same else (
-            "not bit for bit the weights that ship with grpozoo, which other arithmetic made; runs use the shipped ones"
+        note = (
+            "bit for bit the weights that ship with grpozoo"
+            if same
+            else (
+                "not bit for bit the weights that ship with grpozoo, which other arithmetic made; runs use the shipped ones"
+            )
         )
     return folder, json.loads((folder / "recipe.json").read_text())["result"], note
 

@@ -45,7 +45,10 @@ class Hf(Plugin):
         ids, mask, _ = left_pad([prompt_ids[index] for index in record.owner], policy.device)
         pad_id = min(policy.stop_ids, default=0)
         plain = GenerationConfig(  # not the model's own: its penalties would change the law
-            do_sample=False, max_new_tokens=max_tokens, eos_token_id=sorted(policy.stop_ids) or None, pad_token_id=pad_id
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=sorted(policy.stop_ids) or None,
+            pad_token_id=pad_id,
         )
         with torch.no_grad():
             policy.model.generate(

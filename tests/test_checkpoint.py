@@ -55,8 +55,11 @@ def silent(message):
 
 def test_a_checkpoint_survives_a_kill_at_any_moment(tmp_path):
     """20 kills inside saves: the newest checkpoint always verifies and is never older than one that was confirmed."""
-    generator, process = random.Random(0), subprocess.Popen(
-        [sys.executable, "-c", SAVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    generator, process = (
+        random.Random(0),
+        subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ),
     )
     leftovers, confirmed = 0, 0
     for _ in range(20):

@@ -8,7 +8,15 @@ from commands import Answer, grpozoo
 
 from grpozoo.cli.main import main
 
-SMALL = ["model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8", "eval.samples=0"]
+SMALL = [
+    "model.warm_start=false",
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "eval.every=0",
+    "eval.prompts=8",
+    "eval.samples=0",
+]
 SMALL += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
 
 
@@ -41,11 +49,16 @@ def job(answer):
     return yaml.safe_load(answer.out)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["algo=stair"], ["group_sise=4"], ["plugins.grpo.clipp=1"], ["+plugins.stair={}"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--cfg", "job"], ["algo=stair"], ["group_sise=4"], ["plugins.grpo.clipp=1"], ["+plugins.stair={}"]],
+)
 def test_help_configuration_and_unknown_names_need_no_second_and_no_torch(folder, arguments):
     answer = min((grpozoo(*arguments, cwd=folder) for _ in range(2)), key=lambda answer: answer.seconds)
     assert not {"torch", "transformers", "accelerate"} & set(answer.heavy)
-    assert answer.seconds < 1.5  # 0.7 s of processor time on an idle machine; a shared core takes longer for the same work
+    assert (
+        answer.seconds < 1.5
+    )  # 0.7 s of processor time on an idle machine; a shared core takes longer for the same work
 
 
 def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder):
@@ -97,7 +110,11 @@ def test_a_mistake_gets_one_short_message_and_status_1(typed, folder, arguments,
     assert answer.status == 1
     assert re.search(message, answer.err), answer.err
     assert len(answer.err.splitlines()) <= 4
-    assert "Traceback" not in answer.err and "HYDRA_FULL_ERROR" not in answer.err and "Error executing job" not in answer.err
+    assert (
+        "Traceback" not in answer.err
+        and "HYDRA_FULL_ERROR" not in answer.err
+        and "Error executing job" not in answer.err
+    )
     assert answer.out == ""
     assert not list(folder.rglob("*.safetensors"))
 
@@ -110,7 +127,9 @@ def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loa
     assert "transformers.models" not in answer.heavy
 
 
-@pytest.mark.parametrize("arguments", [["algo=stair"], ["plugins.grpo.std=cat"], ["engine=[native,hf]"], ["check", "grpp"]])
+@pytest.mark.parametrize(
+    "arguments", [["algo=stair"], ["plugins.grpo.std=cat"], ["engine=[native,hf]"], ["check", "grpp"]]
+)
 def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(folder, arguments):
     answer = grpozoo(*arguments, cwd=folder)
     assert answer.status == 1 and answer.out == "" and 1 <= len(answer.err.splitlines()) <= 4
@@ -119,7 +138,9 @@ def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(f
 
 def test_an_unknown_task_kind_names_the_known_ones(typed):
     answer = typed("task.kind=arithmetics")
-    assert answer.status == 1 and re.search(r"unknown task 'arithmetics', did you mean 'arithmetic'\?", answer.err), answer.err
+    assert answer.status == 1 and re.search(r"unknown task 'arithmetics', did you mean 'arithmetic'\?", answer.err), (
+        answer.err
+    )
 
 
 def test_lists_bare_plugins_and_removals_compose_in_the_given_order(typed):
@@ -144,7 +165,10 @@ def test_each_tool_answers_help(folder, tool):
 def test_plugins_lists_distribution_hooks_with_kinds_and_options(typed):
     answer = typed("plugins", "grpo", "iid")
     assert answer.status == 0
-    assert re.search(r"grpo  \(grpozoo [\d.]+\)\n    GRPO: group relative.*\n    hooks: advantage \(one\), .*regularizer \(sum\)\n    options: std, ddof", answer.out)
+    assert re.search(
+        r"grpo  \(grpozoo [\d.]+\)\n    GRPO: group relative.*\n    hooks: advantage \(one\), .*regularizer \(sum\)\n    options: std, ddof",
+        answer.out,
+    )
     assert re.search(r"iid  \(grpozoo .*\n.*\n    hooks: token_sampler \(one\)\n    options: none", answer.out)
 
 
@@ -158,7 +182,12 @@ def test_plugins_lists_distribution_hooks_with_kinds_and_options(typed):
 ])  # fmt: skip
 def test_a_mistake_in_a_tool_gets_one_short_message(typed, arguments, message):
     answer = typed(*arguments)
-    assert answer.status == 1 and message in answer.err and "Traceback" not in answer.err and len(answer.err.splitlines()) <= 4
+    assert (
+        answer.status == 1
+        and message in answer.err
+        and "Traceback" not in answer.err
+        and len(answer.err.splitlines()) <= 4
+    )
 
 
 def test_check_runs_the_kit_and_says_what_passed(typed):

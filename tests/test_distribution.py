@@ -12,7 +12,15 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ["model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8", "eval.samples=0"]
+TINY = [
+    "model.warm_start=false",
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "eval.every=0",
+    "eval.prompts=8",
+    "eval.samples=0",
+]
 TINY += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
 pytestmark = pytest.mark.slow
 
@@ -67,7 +75,9 @@ def write_distribution(folder, distribution, plugin, module, files=None, cls="Th
         target.write_text(text)
     packages = f'"{package}"' + (f', "{package}.conf"' if files else "")
     conf = CONF.format(package=package) if files else ""
-    text = PYPROJECT.format(distribution=distribution, plugin=plugin, package=package, cls=cls, conf=conf, packages=packages)
+    text = PYPROJECT.format(
+        distribution=distribution, plugin=plugin, package=package, cls=cls, conf=conf, packages=packages
+    )
     (folder / "pyproject.toml").write_text(text)
     return folder
 
@@ -93,10 +103,33 @@ class Environment:
     def install(self, source, wheels):
         """Build a wheel offline and install it here."""
         wheels.mkdir(exist_ok=True)
-        build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, source]
+        build = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            wheels,
+            source,
+        ]
         subprocess.run(build, check=True, cwd=wheels, capture_output=True)
         wheel = max(wheels.glob("*.whl"), key=lambda file: file.stat().st_mtime_ns)
-        command = [sys.executable, "-m", "pip", "--python", self.python, "install", "-q", "--no-deps", "--no-index", wheel]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-index",
+            wheel,
+        ]
         subprocess.run(command, check=True, cwd=wheels, capture_output=True)
         return wheel
 
@@ -107,9 +140,16 @@ class Environment:
 
     def run(self, *arguments, cwd=None):
         """`python -m grpozoo ...` from another directory: (status, output, errors)."""
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.elsewhere), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.elsewhere),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         command = [self.python, "-m", "grpozoo", *arguments]
-        process = subprocess.run(command, cwd=cwd or self.elsewhere, env=environment, capture_output=True, text=True, timeout=300)
+        process = subprocess.run(
+            command, cwd=cwd or self.elsewhere, env=environment, capture_output=True, text=True, timeout=300
+        )
         return process.returncode, process.stdout, process.stderr.strip()
 
 
@@ -118,9 +158,14 @@ def sources(tmp_path_factory):
     """A copy of what belongs to our distribution, so that the build leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("sources") / "grpozoo"
     copy.mkdir()
-    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     for name in filter(None, tracked):
-        if name.split("/")[0] in ("grpozoo", "plugins", "conf", "pyproject.toml", "README.md", "LICENSE") and (ROOT / name).is_file():
+        if (
+            name.split("/")[0] in ("grpozoo", "plugins", "conf", "pyproject.toml", "README.md", "LICENSE")
+            and (ROOT / name).is_file()
+        ):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
     return copy
@@ -146,12 +191,16 @@ def test_our_wheel_holds_code_configuration_and_plugins_and_runs_away_from_the_c
     assert status == 0, err
     assert list(yaml.safe_load(out)["plugins"]) == ["grpo", "iid", "native", "full", "answer"]
     code = "import grpozoo, grpozoo_plugins; print(grpozoo.__file__, list(grpozoo_plugins.__path__))"
-    where = subprocess.run([environment.python, "-c", code], cwd=environment.elsewhere, capture_output=True, text=True, check=True).stdout
+    where = subprocess.run(
+        [environment.python, "-c", code], cwd=environment.elsewhere, capture_output=True, text=True, check=True
+    ).stdout
     assert str(ROOT) not in where and where.count(str(environment.site)) == 2
 
 
 def test_a_strangers_choice_composes_with_ours_and_a_new_group_works(environment):
-    status, out, err = environment.run("--cfg", "job", "algo=[theirs,grpo]", "+curriculum=short", "plugins.theirs.factor=3")
+    status, out, err = environment.run(
+        "--cfg", "job", "algo=[theirs,grpo]", "+curriculum=short", "plugins.theirs.factor=3"
+    )
     assert status == 0, err
     config = yaml.safe_load(out)
     assert config["plugins"]["theirs"] == {"factor": 3} and config["max_completion_length"] == 6
@@ -164,7 +213,12 @@ def test_a_strangers_choice_composes_with_ours_and_a_new_group_works(environment
 
 
 def test_a_strangers_plugin_trains_with_ours_and_the_manifest_says_whose_it_is(environment):
-    status, _, err = environment.run("algo=[theirs,grpo]", "+curriculum=short", "run_dir=run", *[key for key in TINY if not key.startswith("max_completion_length")])
+    status, _, err = environment.run(
+        "algo=[theirs,grpo]",
+        "+curriculum=short",
+        "run_dir=run",
+        *[key for key in TINY if not key.startswith("max_completion_length")],
+    )
     assert status == 0, err
     run = environment.elsewhere / "run"
     manifest = json.loads((run / "manifest.json").read_text())
@@ -185,17 +239,25 @@ def test_two_distributions_with_one_plugin_name_stop_every_command_naming_both(e
     try:
         status, _, err = environment.run(*TINY)
         assert status == 1 and "Traceback" not in err
-        assert re.search(r"(their-methods 1\.2 and twin-methods|twin-methods 1\.2 and their-methods) 1\.2 both bring a grpozoo plugin named 'theirs'", err)
+        assert re.search(
+            r"(their-methods 1\.2 and twin-methods|twin-methods 1\.2 and their-methods) 1\.2 both bring a grpozoo plugin named 'theirs'",
+            err,
+        )
     finally:
         environment.uninstall("twin-methods")
 
 
 def test_two_distributions_with_one_config_file_are_refused_naming_both(environment, tmp_path):
     files = {"algo/theirs.yaml": "# @package plugins\nother: {}\n"}
-    environment.install(write_distribution(tmp_path / "file", "file-methods", "other", THEIRS, files), tmp_path / "wheels")
+    environment.install(
+        write_distribution(tmp_path / "file", "file-methods", "other", THEIRS, files), tmp_path / "wheels"
+    )
     try:
         status, _, err = environment.run("--cfg", "job")
-        assert status == 1 and re.search(r"(file-methods and their-methods|their-methods and file-methods) both bring the config file algo/theirs\.yaml", err)
+        assert status == 1 and re.search(
+            r"(file-methods and their-methods|their-methods and file-methods) both bring the config file algo/theirs\.yaml",
+            err,
+        )
     finally:
         environment.uninstall("file-methods")
 
@@ -205,13 +267,23 @@ def test_a_broken_distribution_is_listed_and_stops_only_runs_that_name_it(enviro
         """Broken."""
         raise RuntimeError("no GPU")
     ''')
-    environment.install(write_distribution(tmp_path / "broken", "broken-methods", "broken", broken), tmp_path / "wheels")
+    environment.install(
+        write_distribution(tmp_path / "broken", "broken-methods", "broken", broken), tmp_path / "wheels"
+    )
     try:
         status, out, _ = environment.run("plugins")
-        assert status == 1 and re.search(r"broken  \(broken-methods 1\.2\)\n    BROKEN\n    plugin 'broken' .*RuntimeError\('no GPU'\)\n    at .*__init__\.py:3", out)
+        assert status == 1 and re.search(
+            r"broken  \(broken-methods 1\.2\)\n    BROKEN\n    plugin 'broken' .*RuntimeError\('no GPU'\)\n    at .*__init__\.py:3",
+            out,
+        )
         assert "theirs  (their-methods 1.2)" in out
         status, _, err = environment.run("+plugins.broken={}")
-        assert status == 1 and "does not import: RuntimeError('no GPU')" in err and "Traceback" not in err and len(err.splitlines()) <= 4
+        assert (
+            status == 1
+            and "does not import: RuntimeError('no GPU')" in err
+            and "Traceback" not in err
+            and len(err.splitlines()) <= 4
+        )
         assert environment.run("--cfg", "job")[0] == 0
     finally:
         environment.uninstall("broken-methods")
@@ -223,8 +295,12 @@ def test_in_the_checkout_the_installed_wheel_is_not_mixed_with_the_sources(envir
 
 
 def test_the_wheel_is_small_and_holds_only_what_runs(environment):
-    listing = subprocess.run([sys.executable, "-m", "zipfile", "-l", environment.wheel], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", environment.wheel], capture_output=True, text=True, check=True
+    ).stdout
     names = [line.split()[0] for line in listing.splitlines()[1:]]
-    assert "grpozoo/conf/config.yaml" in names and "grpozoo_plugins/grpo.py" in names and "grpozoo/testing/kit.py" in names
+    assert (
+        "grpozoo/conf/config.yaml" in names and "grpozoo_plugins/grpo.py" in names and "grpozoo/testing/kit.py" in names
+    )
     assert not [name for name in names if name.startswith(("tests", "experiments", "docs"))]
     assert environment.wheel.stat().st_size < 6e6

@@ -267,8 +267,6 @@ def test_decoding_strips_special_tokens_and_leaves_spaces():
 # --- SmolLM2
 
 
-
-
 @pytest.mark.slow
 def test_smollm2_is_converted_once_and_answers_in_its_chat_format():
     pytest.importorskip("gguf")

@@ -125,7 +125,10 @@ def test_a_broken_module_is_named_with_error_and_place_when_the_config_names_it(
     monkeypatch.syspath_prepend(tmp_path)
     fake("broken", None, value="broken_module:Broken")
     assert "broken" in installed()
-    with pytest.raises(UserError, match=r"plugin 'broken' \(broken_module:Broken, from theirs 1\.2\) does not import: RuntimeError\('no GPU'\)\nat .*broken_module\.py:3"):
+    with pytest.raises(
+        UserError,
+        match=r"plugin 'broken' \(broken_module:Broken, from theirs 1\.2\) does not import: RuntimeError\('no GPU'\)\nat .*broken_module\.py:3",
+    ):
         create("broken", {})
     assert create("grpo", {}).name == "grpo"  # the others go on
 
@@ -138,7 +141,9 @@ def test_a_class_that_is_missing_from_its_module_is_a_users_error(fake):
 
 def test_what_is_no_plugin_is_refused(fake):
     fake("number", None, value="math:pi")
-    with pytest.raises(UserError, match=r"plugin 'number' \(from theirs 1\.2\): 3\.14.* is not a subclass of grpozoo\.Plugin"):
+    with pytest.raises(
+        UserError, match=r"plugin 'number' \(from theirs 1\.2\): 3\.14.* is not a subclass of grpozoo\.Plugin"
+    ):
         create("number", {})
 
 
@@ -147,7 +152,9 @@ def test_another_hook_version_names_both_versions(fake):
         hook_version = HOOK_VERSION + 1
 
     fake("old", Old)
-    with pytest.raises(UserError, match=rf"written for hook version {HOOK_VERSION + 1}, this grpozoo has {HOOK_VERSION}"):
+    with pytest.raises(
+        UserError, match=rf"written for hook version {HOOK_VERSION + 1}, this grpozoo has {HOOK_VERSION}"
+    ):
         create("old", {})
 
 
@@ -183,7 +190,9 @@ def test_two_plugins_that_replace_one_hook_are_refused_naming_both_and_the_hook(
         def advantage(self, rewards):
             return -rewards.total
 
-    with pytest.raises(UserError, match=r"mine and yours both replace advantage\(\): keep one, drop the other with ~plugins\.NAME"):
+    with pytest.raises(
+        UserError, match=r"mine and yours both replace advantage\(\): keep one, drop the other with ~plugins\.NAME"
+    ):
         composed(mine=made(Mine), yours=made(Yours))
     assert composed(mine=made(Mine)).answering()["advantage"] == ["mine"]
 
@@ -233,11 +242,16 @@ def test_a_hook_without_its_decorator_is_refused():
             return None
 
     for cls in (Bare, Overridden):
-        with pytest.raises(UserError, match=r"plugin 'bare': token_weights\(\) is a hook and lacks the decorator @hookimpl"):
+        with pytest.raises(
+            UserError, match=r"plugin 'bare': token_weights\(\) is a hook and lacks the decorator @hookimpl"
+        ):
             composed(bare=made(cls))
 
 
-@pytest.mark.parametrize("dropped, hook", [("iid", "token_sampler"), ("native", "generate"), ("full", "select_parameters"), ("grpo", "advantage")])
+@pytest.mark.parametrize(
+    "dropped, hook",
+    [("iid", "token_sampler"), ("native", "generate"), ("full", "select_parameters"), ("grpo", "advantage")],
+)
 def test_a_hook_that_nobody_answers_stops_the_run(dropped, hook):
     _, active = compose()
     with pytest.raises(UserError, match=rf"no plugin answers {hook}\(\)"):
@@ -280,7 +294,9 @@ def test_a_wrapper_rescales_whichever_advantage_is_active():
 
     step = fixture()
     active = composed(half=made(Half), raw=made(Raw))
-    assert torch.equal(active.hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=None), step.rewards.total / 2)
+    assert torch.equal(
+        active.hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=None), step.rewards.total / 2
+    )
     assert active.answering()["advantage"] == ["raw", "half"]
 
 
@@ -315,7 +331,9 @@ def test_a_plugin_of_version_1_keeps_working_when_arguments_are_added():
 
     step, metrics = fixture(), {}
     hooks = composed(frozen=made(Frozen)).hooks
-    assert hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=None)[0].item() == pytest.approx(0.5625)  # 1 - 3.5 / 8
+    assert hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=None)[0].item() == pytest.approx(
+        0.5625
+    )  # 1 - 3.5 / 8
     assert [weights.max().item() for weights in hooks.token_weights(batch=step.batch, out=step.out)] == [0.5]
     hooks.after_step(step=1, metrics=metrics, run=None)
     assert metrics == {"frozen/seen": 1.0}
@@ -331,11 +349,20 @@ def test_the_manifest_names_distribution_source_hash_and_hooks_in_order():
     manifest = active.manifest()
     assert list(manifest["plugins"]) == ["grpo", "iid", "native", "full", "answer", "overlong"]
     entry = manifest["plugins"]["grpo"]
-    assert entry["class"] == "grpozoo_plugins.grpo:Grpo" and entry["distribution"].startswith("grpozoo ") and len(entry["sha256"]) == 64
+    assert (
+        entry["class"] == "grpozoo_plugins.grpo:Grpo"
+        and entry["distribution"].startswith("grpozoo ")
+        and len(entry["sha256"]) == 64
+    )
     assert manifest["hooks"]["advantage"] == ["grpo"] and sorted(manifest["hooks"]["reward"]) == ["answer", "overlong"]
 
 
 def test_nothing_is_active_because_it_is_installed(fake):
     fake("theirs", Theirs)
     assert "theirs" not in compose()[1].plugins
-    assert list(activate({**{name: {} for name in ("grpo", "iid", "native", "full", "answer")}, "theirs": None}).plugins)[-1] == "theirs"
+    assert (
+        list(activate({**{name: {} for name in ("grpo", "iid", "native", "full", "answer")}, "theirs": None}).plugins)[
+            -1
+        ]
+        == "theirs"
+    )

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import Numbers, gpt2, qwen
+from grpozoo_plugins.iid import Independent
 
 from grpozoo.policy import Policy, head_logprobs, logits_logprobs
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
-from grpozoo_plugins.iid import Independent
 
 LAWS = [{}, {"temperature": 0.6}, {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"min_p": 0.05}]
 

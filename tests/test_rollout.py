@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import STOP, Numbers, gpt2, qwen
+from grpozoo_plugins.hf import Hf
+from grpozoo_plugins.iid import Independent
 from test_policy import sample
 
 from grpozoo.errors import UserError
@@ -12,8 +14,6 @@ from grpozoo.policy import Policy
 from grpozoo.rollout import GROW
 from grpozoo.sampling import Greedy, Law
 from grpozoo.types import Prompt, Request
-from grpozoo_plugins.hf import Hf
-from grpozoo_plugins.iid import Independent
 
 
 def plain_twin(policy, requests, sampler, law, max_tokens=9):
@@ -50,7 +50,9 @@ def test_completions_do_not_depend_on_what_is_decoded_beside_them(make_policy, r
     whole = sample(policy, requests)
     same(whole, sample(policy, requests, rows_at_once=3))
     backwards = sample(policy, requests[::-1])
-    assert dict(zip(zip(whole.group_id.tolist(), whole.sample_id.tolist(), strict=True), whole.text, strict=True)) == dict(
+    assert dict(
+        zip(zip(whole.group_id.tolist(), whole.sample_id.tolist(), strict=True), whole.text, strict=True)
+    ) == dict(
         zip(zip(backwards.group_id.tolist(), backwards.sample_id.tolist(), strict=True), backwards.text, strict=True)
     )
 
@@ -90,7 +92,11 @@ def test_any_stop_id_ends_a_row(requests):
     model = qwen()
     model.generation_config.eos_token_id = [1, 2, 4]
     rollouts = sample(Policy(model, Numbers(), Law()), requests, max_tokens=40)
-    ends = {int(rollouts.completion_ids[row, n - 1]) for row, n in enumerate(rollouts.lengths.tolist()) if rollouts.finish_reason[row] == "stop"}
+    ends = {
+        int(rollouts.completion_ids[row, n - 1])
+        for row, n in enumerate(rollouts.lengths.tolist())
+        if rollouts.finish_reason[row] == "stop"
+    }
     assert ends <= {1, 2, 4} and len(ends) > 1
 
 

@@ -87,7 +87,13 @@ def test_evaluation_has_no_side_effect(tmp_path):
 def test_micro_batches_change_rounding_only(tmp_path):
     """Peers A1, A13."""
     for tokens in (1, 64, 4096):
-        train(tmp_path / str(tokens), "steps=3", f"update.tokens_per_micro_batch={tokens}", "update.mini_batches=2", "lr=1e-3")
+        train(
+            tmp_path / str(tokens),
+            "steps=3",
+            f"update.tokens_per_micro_batch={tokens}",
+            "update.mini_batches=2",
+            "lr=1e-3",
+        )
     assert difference(tmp_path / "1", tmp_path / "4096") < 1e-6
     assert difference(tmp_path / "64", tmp_path / "4096") < 1e-6
 
@@ -112,7 +118,9 @@ def test_a_run_stopped_at_any_moment_resumes_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
-    process = subprocess.Popen(command(tmp_path / "run", "steps=100000"), env=environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(tmp_path / "run", "steps=100000"), env=environment(), stderr=subprocess.PIPE, text=True
+    )
     wait_for_work(tmp_path / "run", process, 0.2)
     process.send_signal(signal.SIGTERM)
     message = process.communicate(timeout=60)[1]
@@ -138,7 +146,12 @@ def test_twenty_kills_at_random_moments_change_no_bit(tmp_path):
     train(tmp_path / "straight", *overrides)
     rng, kills = random.Random(0), 0
     while kills < 20:
-        process = subprocess.Popen(command(tmp_path / "killed", *overrides, "resume=auto"), env=environment(), stderr=subprocess.DEVNULL, cwd=tmp_path)
+        process = subprocess.Popen(
+            command(tmp_path / "killed", *overrides, "resume=auto"),
+            env=environment(),
+            stderr=subprocess.DEVNULL,
+            cwd=tmp_path,
+        )
         wait_for_work(tmp_path / "killed", process, rng.uniform(0, 0.4))
         if process.poll() is not None:
             break
@@ -193,13 +206,30 @@ def test_other_data_is_refused_on_resume(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["plugins.grpo.std=batch", "plugins.grpo.aggregation=token_mean", "plugins.grpo.kl_coef=0.1"]])
+@pytest.mark.parametrize(
+    "more", [[], ["plugins.grpo.std=batch", "plugins.grpo.aggregation=token_mean", "plugins.grpo.kl_coef=0.1"]]
+)
 def test_two_processes_make_the_update_of_one(tmp_path, more):
     """Peers A7, E6, G1, G3, G4: three prompts on two processes, uneven on purpose; same completions, same weights."""
-    overrides = ["steps=2", "prompts_per_step=3", "update.mini_batches=2", "lr=1e-3", "logger.completions=-1", "eval.samples=2", "eval.ks=[1,2]", *more]
+    overrides = [
+        "steps=2",
+        "prompts_per_step=3",
+        "update.mini_batches=2",
+        "lr=1e-3",
+        "logger.completions=-1",
+        "eval.samples=2",
+        "eval.ks=[1,2]",
+        *more,
+    ]
     train(tmp_path / "one", *overrides)
     launcher = ["torchrun", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    arguments = [sys.executable, "-m", "torch.distributed.run", *launcher[1:], *command(tmp_path / "two", *overrides)[1:]]
+    arguments = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *launcher[1:],
+        *command(tmp_path / "two", *overrides)[1:],
+    ]
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-6

@@ -1,9 +1,9 @@
 """The conformance kit: every built-in passes it, and every fault that it promises to find is found."""
 
+import importlib.metadata
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-import importlib.metadata
 import pytest
 import torch
 
@@ -50,7 +50,9 @@ def test_fixture_has_27_tokens_and_the_advantages_of_the_sheet():
 
 def test_loss_and_gradient_of_the_sheet_come_through_the_shipped_functions():
     value, gradient = loss()
-    assert value == pytest.approx(0.019241, abs=1e-6) and gradient.abs().sum().item() == pytest.approx(0.614639, abs=1e-6)
+    assert value == pytest.approx(0.019241, abs=1e-6) and gradient.abs().sum().item() == pytest.approx(
+        0.614639, abs=1e-6
+    )
     assert gradient[0].tolist() == pytest.approx([-0.037928, 0, -0.032645, 0, 0], abs=1e-6)
     assert gradient[1].tolist() == pytest.approx([0, 0.023924, 0.028642, 0.020591, 0.026440], abs=1e-6)
     assert loss("plugins.grpo.aggregation=token_mean")[0] == pytest.approx(-0.166787, abs=1e-6)
@@ -274,7 +276,9 @@ def strange(monkeypatch):
     def add(cls):
         entry = importlib.metadata.EntryPoint("strange", f"{__name__}:{cls.__name__}", "grpozoo")
         entry = entry._for(SimpleNamespace(name="stranger", version="0.1", metadata={"Name": "stranger"}))
-        monkeypatch.setattr("grpozoo.plugins.entry_points", lambda group: [*(e for e in entries if e.group == group), entry])
+        monkeypatch.setattr(
+            "grpozoo.plugins.entry_points", lambda group: [*(e for e in entries if e.group == group), entry]
+        )
 
     return add
 
@@ -285,7 +289,9 @@ def faults(*overrides, **options):
         check_plugin("strange", *(overrides or ["+plugins.strange={}"]), **options)
     except ConformanceError as error:
         lines = str(error).splitlines()
-        assert all("'strange'" in line for line in lines if not line.startswith(" ")) and len(lines) == 2 * str(error).count("because")
+        assert all("'strange'" in line for line in lines if not line.startswith(" ")) and len(lines) == 2 * str(
+            error
+        ).count("because")
         return {line.split("fails '")[1].split("'")[0] for line in lines if "fails '" in line}
     return set()
 
@@ -328,7 +334,10 @@ def test_each_fault_is_found_and_a_plain_plugin_has_none(strange, cls, overrides
 
 def test_a_fault_is_told_with_plugin_place_and_reason(strange):
     strange(MaskByProduct)
-    with pytest.raises(ConformanceError, match=r"plugin 'strange' fails 'garbage': with inf at masked positions, token_weights: .*\n    because masked log-prob"):
+    with pytest.raises(
+        ConformanceError,
+        match=r"plugin 'strange' fails 'garbage': with inf at masked positions, token_weights: .*\n    because masked log-prob",
+    ):
         check_plugin("strange")
 
 
@@ -341,7 +350,10 @@ def test_a_check_can_be_skipped_by_name_and_only_by_a_known_one(strange):
 
 def test_a_plugin_that_does_not_load_fails_one_check_with_the_message_a_user_gets(strange):
     strange(Factors)
-    with pytest.raises(ConformanceError, match=r"fails 'composes': plugins\.strange: 'strange' \(from stranger 0\.1\) has no option 'x'"):
+    with pytest.raises(
+        ConformanceError,
+        match=r"fails 'composes': plugins\.strange: 'strange' \(from stranger 0\.1\) has no option 'x'",
+    ):
         check_plugin("strange", "+plugins.strange.x=1")
 
 
@@ -357,8 +369,8 @@ def test_checks_have_different_names_and_a_reason_of_one_line():
 
 
 def test_drawing_touches_no_global_random_state(strange):
-    from grpozoo.testing.golden import compose
     from grpozoo.testing.context import Context
+    from grpozoo.testing.golden import compose
     from grpozoo.testing.pieces import _requests
 
     config, active = compose()

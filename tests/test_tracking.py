@@ -16,7 +16,7 @@ from grpozoo.cli import explain
 from grpozoo.config import Config, Logger
 from grpozoo.metrics import METRICS, WINDOW, dead_groups, describe, diagnose, warnings, weighted_means
 from grpozoo.progress import Progress, final_table
-from grpozoo.tracking import TRACKERS, Tracker, check_trackers, peak_memory_mb, read_lines, settings, summarize
+from grpozoo.tracking import TRACKERS, Tracker, check_trackers, read_lines, settings, summarize
 
 CHAT = ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"})
 

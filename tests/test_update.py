@@ -14,7 +14,9 @@ from grpozoo.config import Optim, Schedule
 from grpozoo.testing import example
 from grpozoo.update import learning_rate, minibatches, pack, share
 
-ROWS = st.lists(st.tuples(st.integers(0, 5), st.lists(st.floats(-3, 3), min_size=0, max_size=6)), min_size=1, max_size=12)
+ROWS = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.floats(-3, 3), min_size=0, max_size=6)), min_size=1, max_size=12
+)
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 3), st.integers(0, 99))
@@ -72,7 +74,9 @@ def test_shares_of_any_split_add_up(rows, parts, how):
     losses = losses.masked_fill(~mask, float("nan"))  # whatever stands in the padding
     denominator = ops.denominators(mask, const_len=10)[how]
     whole = ops.aggregate(losses, mask, how, denominator)
-    split = sum(ops.aggregate(losses[part], mask[part], how, denominator) for part in torch.arange(len(rows)).chunk(parts))
+    split = sum(
+        ops.aggregate(losses[part], mask[part], how, denominator) for part in torch.arange(len(rows)).chunk(parts)
+    )
     torch.testing.assert_close(split, whole, rtol=0, atol=1e-12)
     assert bool(whole.isfinite())
 
@@ -112,7 +116,9 @@ def test_a_step_without_a_token_is_no_step(tmp_path, monkeypatch):
     from grpozoo.run import Run
 
     real = Run.measure
-    hide = lambda run, rollouts: real(run, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask)))  # noqa: E731
+    hide = lambda run, rollouts: real(
+        run, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask))
+    )  # noqa: E731
     train(tmp_path / "still", "steps=1", "lr=0")
     monkeypatch.setattr(Run, "measure", hide)
     train(tmp_path / "masked", "steps=2", "optim.weight_decay=0.1")

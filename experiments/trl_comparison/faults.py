@@ -131,7 +131,9 @@ def zoo_command(args, folder: Path, steps: int, *overrides: str) -> list[str]:
 def zoo_run(args, folder: Path, steps: int, *overrides: str) -> dict:
     """Weights after a run of grpozoo."""
     command = zoo_command(args, folder, steps, *overrides)
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder.parent, check=True, stdout=sys.stderr)
+    subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder.parent, check=True, stdout=sys.stderr
+    )
     return load_file(folder / "model/model.safetensors")
 
 

@@ -5,8 +5,8 @@ import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -67,7 +67,9 @@ def _train(debug: bool) -> int:
         hydra_config = HydraConfig.get()
         try:
             if hydra_config.mode is RunMode.MULTIRUN and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise UserError("a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead")
+                raise UserError(
+                    "a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead"
+                )
             codes.append(train(composed, list(hydra_config.overrides.task), hydra_config.runtime.output_dir))
         except (UserError, OmegaConfBaseException) as error:
             if debug:
@@ -108,7 +110,12 @@ def explain(error: Exception) -> str:
 
 def _unknown_key(error: Exception) -> str | None:
     """The key of an override that fits nothing."""
-    marks = ("Could not override '", "Could not delete from config. '", "Could not append to config. An item is already at '", "Key '")
+    marks = (
+        "Could not override '",
+        "Could not delete from config. '",
+        "Could not append to config. An item is already at '",
+        "Key '",
+    )
     for line in str(error).splitlines():
         for mark in marks:
             if line.startswith(mark):
@@ -159,4 +166,6 @@ def _check_flags(arguments: list[str]) -> None:
     for argument in arguments:
         flag = argument.split("=")[0]
         if flag.startswith("-") and flag not in FLAGS:
-            raise UserError(f"unknown flag {flag}{nearest(flag, FLAGS)}\nflags: --help, --cfg job, -m (several runs); everything else is KEY=VALUE")
+            raise UserError(
+                f"unknown flag {flag}{nearest(flag, FLAGS)}\nflags: --help, --cfg job, -m (several runs); everything else is KEY=VALUE"
+            )

@@ -48,7 +48,9 @@ def explain(arguments: list[str]) -> int:
         raise UserError(f"explain takes one argument\n{HELP['explain']}")
     classes = {name: cls for name, cls in classes_of(installed()).items() if not isinstance(cls, UserError)}
     folder = Path(arguments[0])
-    print(explain.metrics(classes) if arguments[0] == "metrics" and not folder.is_dir() else explain.run(folder, classes))
+    print(
+        explain.metrics(classes) if arguments[0] == "metrics" and not folder.is_dir() else explain.run(folder, classes)
+    )
     return 0
 
 
@@ -86,7 +88,11 @@ def describe(cls: type | UserError) -> list[str]:
     marks = {hook: getattr(getattr(cls, hook, None), "grpozoo_impl", None) for hook in KINDS}
     hooks = [f"{hook} ({KINDS[hook]}{', wrapper' if mark['wrapper'] else ''})" for hook, mark in marks.items() if mark]
     options = ", ".join(cls.Config.__dataclass_fields__) or "none"
-    return [text.splitlines()[0] if text else "(no docstring)", f"hooks: {', '.join(hooks) or 'none'}", f"options: {options}"]
+    return [
+        text.splitlines()[0] if text else "(no docstring)",
+        f"hooks: {', '.join(hooks) or 'none'}",
+        f"options: {options}",
+    ]
 
 
 def check(arguments: list[str]) -> int:
@@ -108,4 +114,9 @@ def check(arguments: list[str]) -> int:
     return 0
 
 
-RUNNERS: dict[str, Callable[[list[str]], int]] = {"warm-start": warm_start, "plugins": plugins, "explain": explain, "check": check}
+RUNNERS: dict[str, Callable[[list[str]], int]] = {
+    "warm-start": warm_start,
+    "plugins": plugins,
+    "explain": explain,
+    "check": check,
+}

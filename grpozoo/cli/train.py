@@ -1,7 +1,6 @@
 """The training job: settings, run folder, processes, and the loop inside them."""
 
 import os
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict

@@ -76,7 +76,10 @@ class Context:
             completion_mask=mask,
             logprobs=-0.5 * mask.float(),
             finish_reason=tuple("stop" if number % 4 < 3 else "length" for number in numbers),
-            text=tuple(request.prompt.answer or reply(0, 1) if number % 2 else "no" for (request, _), number in zip(rows, numbers, strict=True)),
+            text=tuple(
+                request.prompt.answer or reply(0, 1) if number % 2 else "no"
+                for (request, _), number in zip(rows, numbers, strict=True)
+            ),
             tag=tuple(request.tag for request, _ in rows),
             policy=tuple(request.policy for request, _ in rows),
         )

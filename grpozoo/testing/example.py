@@ -149,7 +149,9 @@ def leaf(values: Tensor | None) -> Tensor | None:
 def select(step: Fixture, rows: Sequence[int]) -> Fixture:
     """The given rows in the given order."""
     rollouts, rewards = step.rollouts.select(rows), step.rewards.select(rows)
-    out = Output(*(leaf(None if values is None else values[list(rows)]) for values in (step.out.logprobs, step.out.entropy)))
+    out = Output(
+        *(leaf(None if values is None else values[list(rows)]) for values in (step.out.logprobs, step.out.entropy))
+    )
     return Fixture(rollouts, rewards, whole_batch(rollouts, rewards, step.batch.advantages[list(rows)]), out)
 
 
@@ -189,7 +191,13 @@ def retotal(step: Fixture, totals: Sequence[float]) -> Fixture:
 def _tokens(step: Fixture, change) -> Fixture:
     names = ("completion_ids", "completion_mask", *TOKEN_FIELDS)
     old = {name: getattr(step.rollouts, name) for name in names}
-    rollouts = replace(step.rollouts, **{name: None if values is None else change(values) for name, values in old.items()})
-    advantages = torch.nn.functional.pad(step.batch.advantages, (0, rollouts.completion_mask.shape[1] - step.batch.mask.shape[1]))
-    out = Output(*(leaf(None if values is None else change(values.detach())) for values in (step.out.logprobs, step.out.entropy)))
+    rollouts = replace(
+        step.rollouts, **{name: None if values is None else change(values) for name, values in old.items()}
+    )
+    advantages = torch.nn.functional.pad(
+        step.batch.advantages, (0, rollouts.completion_mask.shape[1] - step.batch.mask.shape[1])
+    )
+    out = Output(
+        *(leaf(None if values is None else change(values.detach())) for values in (step.out.logprobs, step.out.entropy))
+    )
     return Fixture(rollouts, step.rewards, whole_batch(rollouts, step.rewards, advantages), out)

@@ -44,7 +44,9 @@ def loss(
     active.hooks.before_update(rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=run)
     out = replace(step.out, logprobs=step.out.logprobs.detach().clone().requires_grad_())
     how = active.hooks.aggregation()
-    value = objective(active.hooks, batch, out, how, denominators(batch.mask, const_len)[how], "all_rows" in active.needs)
+    value = objective(
+        active.hooks, batch, out, how, denominators(batch.mask, const_len)[how], "all_rows" in active.needs
+    )
     gradient = torch.autograd.grad(value, out.logprobs, allow_unused=True, materialize_grads=True)[0]
     return float(value.detach()), gradient
 

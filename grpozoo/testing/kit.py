@@ -28,34 +28,91 @@ def _check(name: str, run: Callable[[Subject], None], hooks: Collection[str] | N
 
 
 CHECKS = (
-    _check("composes", options.check_composes, None, "a plugin that fails to load must say so before a model is loaded"),
+    _check(
+        "composes", options.check_composes, None, "a plugin that fails to load must say so before a model is loaded"
+    ),
     _check("kinds", pieces.check_kinds, None, "of two plugins that replace the same thing one would vanish in silence"),
     _check("needs", options.check_needs, None, "the core computes only what is asked for by its exact name"),
     _check("yaml", options.check_yaml, None, "the printed configuration must show what runs"),
-    _check("unknown option", options.check_unknown_option, None, "a misspelt option that is accepted is an experiment not done"),
+    _check(
+        "unknown option",
+        options.check_unknown_option,
+        None,
+        "a misspelt option that is accepted is an experiment not done",
+    ),
     _check("options are read", options.check_options_are_read, None, "an option that is accepted and ignored misleads"),
-    _check("inputs", steps.check_inputs, TENSORS | {"transform_rewards"}, "the next hook would see other data, in an order nobody chose"),
-    _check("row order", steps.check_row_order, TENSORS, "rows are known by id: groups identified by position mix prompts"),
+    _check(
+        "inputs",
+        steps.check_inputs,
+        TENSORS | {"transform_rewards"},
+        "the next hook would see other data, in an order nobody chose",
+    ),
+    _check(
+        "row order", steps.check_row_order, TENSORS, "rows are known by id: groups identified by position mix prompts"
+    ),
     _check("padding", steps.check_padding, TENSORS, "the width of a batch is an accident of its longest row"),
-    _check("garbage", steps.check_garbage, TENSORS, "masked log-probabilities may be anything: select by the mask, do not multiply"),
+    _check(
+        "garbage",
+        steps.check_garbage,
+        TENSORS,
+        "masked log-probabilities may be anything: select by the mask, do not multiply",
+    ),
     _check("group ids", steps.check_group_ids, TENSORS, "a group id is a name, not a position"),
     _check("mask", steps.check_mask, TENSORS, "training on padding, or 0/0 in an empty batch, destroys a run"),
-    _check("micro-batches", steps.check_micro_batches, TENSORS, "how rows are split for memory must not change the update"),
-    _check("zero advantage", steps.check_zero_advantage, TENSORS, "the core leaves out rows that cannot change the gradient"),
-    _check("equal rewards", steps.check_equal_rewards, GROUPS, "rounding noise divided by its own spread is a large advantage"),
+    _check(
+        "micro-batches", steps.check_micro_batches, TENSORS, "how rows are split for memory must not change the update"
+    ),
+    _check(
+        "zero advantage",
+        steps.check_zero_advantage,
+        TENSORS,
+        "the core leaves out rows that cannot change the gradient",
+    ),
+    _check(
+        "equal rewards",
+        steps.check_equal_rewards,
+        GROUPS,
+        "rounding noise divided by its own spread is a large advantage",
+    ),
     _check("singleton", steps.check_singleton, GROUPS, "a row without siblings has no baseline: n - 1 is 0"),
-    _check("missing rewards", steps.check_missing_rewards, GROUPS, "a row without a reward, counted as 0, biases its siblings"),
+    _check(
+        "missing rewards",
+        steps.check_missing_rewards,
+        GROUPS,
+        "a row without a reward, counted as 0, biases its siblings",
+    ),
     _check("transform", steps.check_transform, {"transform_rewards"}, "rewards belong to rows"),
     _check("resample", steps.check_resample, {"resample"}, "rewards belong to rows, and rows to requests"),
-    _check("reward", pieces.check_reward, {"reward"}, "one number per completion, or None; nothing else can be averaged"),
+    _check(
+        "reward", pieces.check_reward, {"reward"}, "one number per completion, or None; nothing else can be averaged"
+    ),
     _check("prompts", pieces.check_prompts, {"prepare_prompts"}, "prompts are shared by every step that draws them"),
-    _check("parameters", pieces.check_parameters, {"select_parameters"}, "the optimizer must hold exactly what has a gradient"),
-    _check("law", pieces.check_sampler_law, {"token_sampler"}, "the ratio assumes that every completion follows the policy's law"),
-    _check("calls", pieces.check_sampler_calls, {"token_sampler"}, "batching and the number of processes must not change completions"),
-    _check("engine", pieces.check_engine, {"generate"}, "log-probabilities of another law or another row make wrong ratios"),
+    _check(
+        "parameters",
+        pieces.check_parameters,
+        {"select_parameters"},
+        "the optimizer must hold exactly what has a gradient",
+    ),
+    _check(
+        "law",
+        pieces.check_sampler_law,
+        {"token_sampler"},
+        "the ratio assumes that every completion follows the policy's law",
+    ),
+    _check(
+        "calls",
+        pieces.check_sampler_calls,
+        {"token_sampler"},
+        "batching and the number of processes must not change completions",
+    ),
+    _check(
+        "engine", pieces.check_engine, {"generate"}, "log-probabilities of another law or another row make wrong ratios"
+    ),
     _check("evaluate", pieces.check_evaluate, {"evaluate"}, "evaluation must not change training"),
     _check("state", options.check_state, None, "a resumed run must continue as if it had not stopped"),
-    _check("metrics", options.check_metrics, None, "a number without unit and meaning is noise"),  # last: sees what was logged
+    _check(
+        "metrics", options.check_metrics, None, "a number without unit and meaning is noise"
+    ),  # last: sees what was logged
 )
 
 

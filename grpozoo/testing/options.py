@@ -34,7 +34,12 @@ def overrides_for(name: str) -> list[str]:
     files = [file for file in config_files(name) if file.stem == name] or config_files(name)
     if not files:
         return [f"+plugins.{name}={{}}"]
-    group = next(file.parent.relative_to(folder) for file in files[:1] for folder in (CONF, *config_folders().values()) if folder in file.parents)
+    group = next(
+        file.parent.relative_to(folder)
+        for file in files[:1]
+        for folder in (CONF, *config_folders().values())
+        if folder in file.parents
+    )
     return [f"{group}={files[0].stem}" if group.as_posix() in _defaults() else f"+{group}={files[0].stem}"]
 
 
@@ -100,7 +105,11 @@ def _modules(cls: type[Plugin]) -> set[ModuleType]:
     """The modules of the class and its bases, and those of the same package whose content they use."""
     own = {sys.modules[base.__module__] for base in cls.__mro__ if issubclass(base, Plugin) and base is not Plugin}
     package = cls.__module__.split(".")[0]
-    used = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for module in own for value in vars(module).values()}
+    used = {
+        getattr(value, "__module__", None) or getattr(value, "__name__", "")
+        for module in own
+        for value in vars(module).values()
+    }
     names = {str(name) for name in used if str(name).split(".")[0] == package}
     return own | {sys.modules[name] for name in names if name in sys.modules}
 
@@ -118,9 +127,15 @@ def _reads(tree: ast.AST) -> set[str]:
             if called in ("asdict", "vars", "astuple"):
                 found.add("*")
             if called in ("getattr", "attrgetter"):
-                found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+                found |= {
+                    arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                }
         if isinstance(node, ast.For | ast.comprehension) and "getattr" in ast.dump(tree):
-            found |= {item.value for item in ast.walk(node.iter) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+            found |= {
+                item.value
+                for item in ast.walk(node.iter)
+                if isinstance(item, ast.Constant) and isinstance(item.value, str)
+            }
         found |= _reads(node)
     return found
 
@@ -129,7 +144,9 @@ def check_needs(subject: Subject) -> None:
     """Needs are a frozenset of known names, and a regularizer needs "all_rows"."""
     plugin = subject.fresh().plugin
     claim(isinstance(plugin.needs, frozenset), f"needs is a frozenset, got {type(plugin.needs).__name__}")
-    claim(plugin.needs <= NEEDS, f"needs {', '.join(sorted(plugin.needs - NEEDS))}: known are {', '.join(sorted(NEEDS))}")
+    claim(
+        plugin.needs <= NEEDS, f"needs {', '.join(sorted(plugin.needs - NEEDS))}: known are {', '.join(sorted(NEEDS))}"
+    )
 
 
 def check_state(subject: Subject) -> None:
@@ -146,7 +163,10 @@ def check_state(subject: Subject) -> None:
         try:
             loaded = torch.load(buffer, weights_only=True)
         except Exception as error:
-            return claim(False, f"state_dict() holds more than numbers, texts, lists, dicts and tensors: {str(error).splitlines()[0][:120]}")
+            return claim(
+                False,
+                f"state_dict() holds more than numbers, texts, lists, dicts and tensors: {str(error).splitlines()[0][:120]}",
+            )
         expected = contents(live.value_and_gradients(step))
     with subject.live() as other:
         for name, plugin in other.active.plugins.items():
@@ -167,5 +187,3 @@ def check_metrics(subject: Subject) -> None:
         claim(owner == subject.name and metric in described, f"it logs {name!r} and does not describe it in `metrics`")
     for metric, text in described.items():
         claim(": " in text, f"metrics[{metric!r}] is 'unit: meaning', got {text!r}")
-
-

@@ -64,7 +64,13 @@ def check_row_order(subject: Subject) -> None:
 def check_padding(subject: Subject) -> None:
     """Wider padding changes nothing."""
     step = subject.example()
-    _compare(subject, step, widen(step, 3), lambda values: torch.nn.functional.pad(values, (0, 3)), "with 3 more columns of padding")
+    _compare(
+        subject,
+        step,
+        widen(step, 3),
+        lambda values: torch.nn.functional.pad(values, (0, 3)),
+        "with 3 more columns of padding",
+    )
 
 
 def check_garbage(subject: Subject) -> None:
@@ -101,10 +107,15 @@ def check_mask(subject: Subject) -> None:
             claim(not bool(grad.masked_fill(step.batch.mask, 0).any()), "there is a gradient at masked positions")
     with subject.live() as live:
         whole = live.begin(subject.example())
-        nothing = replace(whole.batch, mask=torch.zeros_like(whole.batch.mask), lengths=torch.zeros_like(whole.batch.lengths))
+        nothing = replace(
+            whole.batch, mask=torch.zeros_like(whole.batch.mask), lengths=torch.zeros_like(whole.batch.lengths)
+        )
         value = live.objective(whole, batch=nothing)
         grads = gradients(value, [whole.out.logprobs])
-        claim(float(value.detach()) == 0.0 and not bool(grads[0].any()), "a micro-batch without tokens has a loss or a gradient that is not 0")
+        claim(
+            float(value.detach()) == 0.0 and not bool(grads[0].any()),
+            "a micro-batch without tokens has a loss or a gradient that is not 0",
+        )
 
 
 def check_micro_batches(subject: Subject) -> None:
@@ -147,7 +158,10 @@ def check_zero_advantage(subject: Subject) -> None:
         if "all_rows" in live.needs:
             return
         grad = gradients(live.objective(step, batch=batch), [step.out.logprobs])[0]
-        claim(not bool(grad[zero].any()), 'a row of advantage 0 has a gradient: let it need "all_rows", or the core skips the row')
+        claim(
+            not bool(grad[zero].any()),
+            'a row of advantage 0 has a gradient: let it need "all_rows", or the core skips the row',
+        )
 
 
 def check_equal_rewards(subject: Subject) -> None:
@@ -158,7 +172,10 @@ def check_equal_rewards(subject: Subject) -> None:
     for values in ([0.1] * 20, [0.7] * 20, [0.3 if row % 2 else 0.1 + 0.2 for row in range(20)]):
         with subject.live() as live:
             answer = live.wide_advantage(retotal(step, values))
-            claim(not bool(answer.any()), f"equal rewards {values[0]!r} have advantages up to {answer.abs().max().item():.3g}")
+            claim(
+                not bool(answer.any()),
+                f"equal rewards {values[0]!r} have advantages up to {answer.abs().max().item():.3g}",
+            )
 
 
 def check_singleton(subject: Subject) -> None:
@@ -168,7 +185,10 @@ def check_singleton(subject: Subject) -> None:
         answer = live.wide_advantage(step)
         ids = step.rollouts.group_id
         alone = (ids[:, None] == ids).sum(1) == 1
-        claim(not bool(answer[alone].any()), f"a group of one row has advantage {answer[alone].abs().max().item() if alone.any() else 0:.3g}")
+        claim(
+            not bool(answer[alone].any()),
+            f"a group of one row has advantage {answer[alone].abs().max().item() if alone.any() else 0:.3g}",
+        )
 
 
 def check_missing_rewards(subject: Subject) -> None:
@@ -197,8 +217,13 @@ def check_transform(subject: Subject) -> None:
     with subject.live() as live:
         turned = live.hooks.transform_rewards(rollouts=other.rollouts, rewards=other.rewards, run=live.run)
     claim(plain is not None and plain.total is not None, "transform_rewards() gives no total: a wrapper must return")
-    claim(plain.total.shape == (len(order),) and plain.total.dtype == torch.float64, f"the total is [R] float64, got {tuple(plain.total.shape)} {plain.total.dtype}")
-    close(turned.total.nan_to_num(), plain.total[order].nan_to_num(), "transform_rewards() with the rows in another order")
+    claim(
+        plain.total.shape == (len(order),) and plain.total.dtype == torch.float64,
+        f"the total is [R] float64, got {tuple(plain.total.shape)} {plain.total.dtype}",
+    )
+    close(
+        turned.total.nan_to_num(), plain.total[order].nan_to_num(), "transform_rewards() with the rows in another order"
+    )
 
 
 def check_resample(subject: Subject) -> None:
@@ -206,8 +231,14 @@ def check_resample(subject: Subject) -> None:
     step = subject.example()
     with subject.live() as live:
         answer = live.hooks.resample(rollouts=step.rollouts, rewards=step.rewards, run=live.run)
-        claim(isinstance(answer, tuple) and len(answer) == 2, "resample() gives (Rollouts, Rewards): a wrapper must return")
+        claim(
+            isinstance(answer, tuple) and len(answer) == 2,
+            "resample() gives (Rollouts, Rewards): a wrapper must return",
+        )
         rollouts, rewards = answer
-        claim(len(rollouts) == len(rewards.total), f"resample() gives {len(rollouts)} rollouts and {len(rewards.total)} rewards")
+        claim(
+            len(rollouts) == len(rewards.total),
+            f"resample() gives {len(rollouts)} rollouts and {len(rewards.total)} rewards",
+        )
         keys = set(zip(rollouts.tag, rollouts.group_id.tolist(), rollouts.sample_id.tolist(), strict=True))
         claim(len(keys) == len(rollouts), "resample() gives one (tag, group_id, sample_id) twice")

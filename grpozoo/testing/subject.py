@@ -58,7 +58,9 @@ class Live:
         """Advantages by the plugins, then before_update; the step as the update will see it."""
         step = self.trim(step)
         batch = whole_batch(step.rollouts, step.rewards, self.wide_advantage(step))
-        self.hooks.before_update(rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=self.run)
+        self.hooks.before_update(
+            rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=self.run
+        )
         return step._replace(batch=batch)
 
     def trim(self, step: Fixture) -> Fixture:
@@ -67,14 +69,19 @@ class Live:
         missing = {name: None for name in ("ref_logprobs", "entropy") if name not in needs}
         rollouts = Rollouts(**{f.name: missing.get(f.name, getattr(rollouts, f.name)) for f in fields(Rollouts)})
         out = Output(leaf(step.out.logprobs), leaf(step.out.entropy) if "entropy" in needs else None)
-        return step._replace(rollouts=rollouts, batch=whole_batch(rollouts, step.rewards, step.batch.advantages), out=out)
+        return step._replace(
+            rollouts=rollouts, batch=whole_batch(rollouts, step.rewards, step.batch.advantages), out=out
+        )
 
     def tokens(self, step: Fixture) -> dict[str, Tensor]:
         """What the update's hooks answer, each [R, T]: policy_loss, token_weights (product), regularizer (sum)."""
         batch, out = step.batch, step.out
         losses = self.hooks.policy_loss(batch=batch, out=out)
         shapes = (batch.mask.shape, (len(batch.mask), 1))
-        claim(losses is not None and losses.shape in shapes, f"policy_loss() answers [r, T] or [r, 1], got {_shape(losses)}")
+        claim(
+            losses is not None and losses.shape in shapes,
+            f"policy_loss() answers [r, T] or [r, 1], got {_shape(losses)}",
+        )
         weights, terms = torch.ones_like(losses), torch.zeros_like(losses)
         for hook in ("token_weights", "regularizer"):
             for answer in getattr(self.hooks, hook)(batch=batch, out=out):
@@ -110,7 +117,10 @@ class Subject:
         from grpozoo.cli.main import compose
 
         composed = compose(list(self.overrides))
-        claim(self.name in composed.plugins, f"{' '.join(self.overrides) or 'no override'} does not switch it on: plugins are {', '.join(composed.plugins)}")
+        claim(
+            self.name in composed.plugins,
+            f"{' '.join(self.overrides) or 'no override'} does not switch it on: plugins are {', '.join(composed.plugins)}",
+        )
         return composed
 
     @cached_property
@@ -181,7 +191,9 @@ def contents(value: Any, path: str = "") -> dict[str, Any]:
         items = ((f"[{index}]", item) for index, item in enumerate(value))
     else:
         return {path: value}
-    return {path: type(value).__name__} | {key: item for name, part in items for key, item in contents(part, path + name).items()}
+    return {path: type(value).__name__} | {
+        key: item for name, part in items for key, item in contents(part, path + name).items()
+    }
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> str | None:
@@ -189,7 +201,12 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     for path in before.keys() | after.keys():
         a, b = before.get(path), after.get(path)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+            same = (
+                a.shape == b.shape
+                and a.dtype == b.dtype
+                and torch.equal(a.isnan(), b.isnan())
+                and torch.equal(a.nan_to_num(), b.nan_to_num())
+            )
         else:
             same = type(a) is type(b) and a == b
         if not same:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from grpozoo_plugins.grpo import Grpo, Std
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo.testing import advantages, fixture, loss
-from grpozoo_plugins.grpo import Grpo, Std
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,10 @@ def test_one_outlier_does_not_explode():
     assert advantage_of([0.0] + [0.95] * 7).abs().max() < 8**0.5
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.floats(-5, 5))), min_size=1, max_size=24), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.floats(-5, 5))), min_size=1, max_size=24),
+    st.randoms(),
+)
 @settings(max_examples=80, deadline=None)
 def test_groups_of_any_size_in_any_order(rows, random):
     groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
