@@ -10,6 +10,8 @@ from grpozoo.errors import UserError
 
 Schedule = Enum("Schedule", ["constant", "linear", "cosine"])
 
+TINY = ("warm_start", "layers", "width", "heads")  # keys of `model` that only the tiny policy reads
+
 
 def require(condition: bool, message: str) -> None:
     """Raise UserError(message) unless the condition holds."""
@@ -148,6 +150,9 @@ class Model:
             self.dtype in ("float32", "bfloat16", "float16"),
             f"model.dtype is float32, bfloat16 or float16, got {self.dtype!r}",
         )
+        if self.path is not None or self.kind != "tiny":
+            changed = [name for name in TINY if getattr(self, name) != Model.__dataclass_fields__[name].default]
+            require(not changed, f"model.{'/'.join(changed)} shapes model=tiny only; this model brings its own")
         for name in ("layers", "width", "heads"):
             require(getattr(self, name) >= 1, f"model.{name} is at least 1, got {getattr(self, name)}")
         require(

@@ -74,6 +74,7 @@ class Record:
 
     def __init__(self, requests: list[Request], max_tokens: int, policy: Policy):
         self.requests, self.policy = requests, policy
+        self.stops = torch.tensor(sorted(policy.stop_ids), dtype=torch.int64)
         self.owner = [index for index, request in enumerate(requests) for _ in request.sample_ids]  # row -> request
         shape = (len(self.owner), max_tokens)
         self.ids = torch.zeros(shape, dtype=torch.int64)
@@ -83,7 +84,7 @@ class Record:
 
     def write(self, rows: Tensor, position: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
         """One token for each of `rows` [n]; returns [n] bool: the row goes on."""
-        stops = torch.isin(tokens, torch.tensor(sorted(self.policy.stop_ids), dtype=torch.int64))
+        stops = torch.isin(tokens, self.stops)
         self.ids[rows, position], self.logprobs[rows, position] = tokens, logprobs
         self.lengths[rows] = position + 1
         self.stopped[rows] = stops

@@ -16,7 +16,7 @@ from grpozoo.checkpoint import Store, claim
 from grpozoo.data import PromptStream
 from grpozoo.errors import UserError
 from grpozoo.evaluate import evaluate, group_shares, verdicts
-from grpozoo.metrics import weighted_means
+from grpozoo.metrics import dead_groups, weighted_means
 from grpozoo.ops import group_equal
 from grpozoo.plugins import Active
 from grpozoo.policy import Policy
@@ -246,9 +246,21 @@ class Run:
 
     def record(self, step: int, metrics: dict[str, float], cycle: Cycle | None = None) -> None:
         """Hand a step's metrics and completions to the tracker."""
+        if step == 0:
+            self._foresee(metrics)
         self.tracker.log(step, metrics)
         if cycle is not None:
             self.tracker.completions(step, cycle.rollouts, cycle.rewards, cycle.advantages)
+
+    def _foresee(self, metrics: dict[str, float]) -> None:
+        """Say at the start how many groups will teach nothing, if they are many."""
+        accuracy = next((value for name, value in metrics.items() if name.startswith("heldout/avg@")), float("nan"))
+        dead = dead_groups(accuracy, self.config.group_size)
+        if dead > 0.5:
+            self.tracker.progress.print(
+                f"at a sampled accuracy of {accuracy:.1%} at least {dead:.0%} of the groups of {self.config.group_size} will be all "
+                "right or all wrong and teach nothing: a larger group_size or an easier (harder) task helps"
+            )
 
     # --- the end of a step and of a run ----------------------------------------------------------------------------
 

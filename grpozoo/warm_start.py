@@ -84,7 +84,7 @@ def regenerate(config: Any, task: Task, recipe: Recipe | None = None) -> tuple[P
             "bit for bit the weights that ship with grpozoo"
             if same
             else (
-                "not bit for bit the weights that ship with grpozoo, which other arithmetic made; runs use the shipped ones"
+                "not bit for bit the weights that ship with grpozoo: other arithmetic made those; runs use the shipped ones"
             )
         )
     return folder, json.loads((folder / "recipe.json").read_text())["result"], note
@@ -123,11 +123,12 @@ def _fit(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> tuple[int, d
     room = _room(task, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.0)
     reached: dict[str, float] = {"greedy": 0.0, "sampled": 0.0}
+    cooldown = max(1, min(recipe.cooldown, recipe.max_steps - 1))
     started, tokens, step, left = time.monotonic(), 0, 0, None  # left: steps of the cooldown, once it has begun
     patience = 0.1 if sys.stderr.isatty() else 20  # seconds between two lines of the bar
     with tqdm(total=recipe.max_steps, desc="warm start", unit="step", dynamic_ncols=True, mininterval=patience) as bar:
         for step, (ids, labels) in enumerate(_batches(task, tokenizer, recipe), 1):
-            share = min(1.0, step / max(recipe.warmup, 1)) * (left / recipe.cooldown if left else 1.0)
+            share = min(1.0, step / max(recipe.warmup, 1)) * (left / cooldown if left else 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * share
             loss = _loss(model, ids, labels)
@@ -139,8 +140,8 @@ def _fit(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> tuple[int, d
             left = None if left is None else left - 1
             if left == 0 or (left is None and step % recipe.every == 0):
                 reached = accuracy(model, tokenizer, task, probe, room, recipe.seed)
-            if left is None and (reached["sampled"] >= recipe.target or step >= recipe.max_steps - recipe.cooldown):
-                left = recipe.cooldown
+            if left is None and (reached["sampled"] >= recipe.target or step >= recipe.max_steps - cooldown):
+                left = cooldown
             speed = tokens / (time.monotonic() - started)
             shown = f"loss {loss.item():.3f} nats/token, held-out {reached['sampled']:.0%}, {speed:.0f} tokens/s"
             bar.set_postfix_str(shown, refresh=False)

@@ -96,10 +96,17 @@ def test_two_trainings_give_the_same_bytes_whatever_the_threads_and_the_global_s
 
 
 def test_training_stops_at_its_target(task, tmp_path):
-    recipe = replace(QUICK, rows=32, max_steps=200, every=10, lr=1e-2, careless=0.0, target=0.2, probe=8)
+    recipe = replace(QUICK, rows=32, max_steps=200, every=10, lr=1e-2, careless=0.0, target=0.2, probe=8, cooldown=20)
     result = warm_start.train(replace(SMALL, width=32), task, tmp_path, recipe)
     assert result["steps"] < 200
     assert result["sampled"] >= 0.2
+
+
+@pytest.mark.parametrize("cooldown", [0, 2, 4, 150])
+def test_training_ends_at_max_steps_with_a_measured_accuracy(task, tmp_path, cooldown, monkeypatch):
+    monkeypatch.setattr(warm_start, "accuracy", lambda *_: {"greedy": 0.25, "sampled": 0.125})
+    result = warm_start.train(SMALL, task, tmp_path, replace(QUICK, cooldown=cooldown))
+    assert result == {"steps": 5, "greedy": 0.25, "sampled": 0.125}
 
 
 def test_a_share_of_what_is_taught_has_bad_habits(task):
@@ -221,4 +228,4 @@ def test_the_shipped_weights_solve_20_to_40_percent_and_leave_room(default_task)
     prompts = list(default_task.heldout[:128])
     measured = warm_start.accuracy(model, tokenizer, default_task, prompts, 40, seed=0)
     assert 0.15 <= measured["greedy"] <= 0.45  # 128 problems: two standard errors of 0.3 are 0.08
-    assert 0.1 <= measured["sampled"] <= 0.4
+    assert 0.1 <= measured["sampled"] <= 0.5  # enough right answers to learn from

@@ -35,7 +35,7 @@ GROUPS, SAMPLES, CYCLE = 8, 8, 4  # prompts, completions per prompt, optimizer s
 LOSSES = {  # TRL's loss_type, grpozoo's aggregation
     "sequence mean": ("grpo", "seq_mean"),
     "token mean": ("dapo", "token_mean"),
-    "token mean, bnpo": ("bnpo", "token_mean"),
+    "token mean of bnpo": ("bnpo", "token_mean"),
 }
 
 
