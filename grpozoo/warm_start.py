@@ -80,13 +80,8 @@ def regenerate(config: Any, task: Task, recipe: Recipe | None = None) -> tuple[P
     shipped, note = _shipped(key), ""
     if shipped:
         same = (shipped / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
-        note = (
-            "bit for bit the weights that ship with grpozoo"
-            if same
-            else (
-                "not bit for bit the weights that ship with grpozoo: other arithmetic made those; runs use the shipped ones"
-            )
-        )
+        note = f"{'' if same else 'not '}bit for bit the weights that ship with grpozoo"
+        note += "" if same else ": other arithmetic made those, and runs use them"
     return folder, json.loads((folder / "recipe.json").read_text())["result"], note
 
 
