@@ -19,14 +19,14 @@ HOOK_VERSION = 1  # grows when a hook changes its meaning; a plugin states the o
 hookimpl = pluggy.HookimplMarker("grpozoo")
 _hookspec = pluggy.HookspecMarker("grpozoo")
 KINDS: dict[str, str] = {}  # hook name -> kind
-NEEDS = frozenset(
-    {
-        "old_logprobs",  # Rollouts.old_logprobs before the first update, also when a batch is used for one update
-        "ref_logprobs",  # of the policy at the start of the run
-        "entropy",  # Rollouts.entropy before the update and Output.entropy with gradient
-        "all_rows",  # rows whose advantage is zero take part in the update (a regularizer acts on them too)
-    }
-)
+# fmt: off
+NEEDS = frozenset({
+    "old_logprobs",  # Rollouts.old_logprobs before the first update, also when a batch is used for one update
+    "ref_logprobs",  # of the policy at the start of the run
+    "entropy",  # Rollouts.entropy before the update and Output.entropy with gradient
+    "all_rows",  # rows whose advantage is zero take part in the update (a regularizer acts on them too)
+})
+# fmt: on
 
 
 class Plugin:
