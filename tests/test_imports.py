@@ -13,7 +13,42 @@ CORE = sorted((ROOT / "grpozoo").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").glob("*.py"))
 CONTRACT = ("types", "hooks", "ops")
 FORBIDDEN_IN_PLUGINS = ("grpozoo.loop", "grpozoo.run", "grpozoo.cli", "grpozoo.settings", "grpozoo_plugins")
-METHODS = ["grpo", "gspo", "gmpo", "sapo", "cispo", "dapo", "stare", "vpo", "vespo", "luspo", "rloo", "remax", "reinforce", "bnpo", "opo", "gdpo", "gpg", "ppo", "raft", "maxrl", "axpo", "agon", "scope", "quasimotto", "pope", "luffy", "dr_grpo", "single_layer", "deep_rubric", "two_sided", "dual_clip", "tis", "icepop", "opsm"]
+METHODS = [
+    "grpo",
+    "gspo",
+    "gmpo",
+    "sapo",
+    "cispo",
+    "dapo",
+    "stare",
+    "vpo",
+    "vespo",
+    "luspo",
+    "rloo",
+    "remax",
+    "reinforce",
+    "bnpo",
+    "opo",
+    "gdpo",
+    "gpg",
+    "ppo",
+    "raft",
+    "maxrl",
+    "axpo",
+    "agon",
+    "scope",
+    "quasimotto",
+    "pope",
+    "luffy",
+    "dr_grpo",
+    "single_layer",
+    "deep_rubric",
+    "two_sided",
+    "dual_clip",
+    "tis",
+    "icepop",
+    "opsm",
+]
 
 
 def imports(file, typing_only=False):

@@ -58,13 +58,18 @@ def read(folder: Path) -> dict:
 
 
 def table(command: str, runs: list[dict]) -> str:
-    rows = ["| seed | greedy, start -> end | sampled, start -> end | seconds | peak memory, MB |", "|---|---|---|---|---|"]
+    rows = [
+        "| seed | greedy, start -> end | sampled, start -> end | seconds | peak memory, MB |",
+        "|---|---|---|---|---|",
+    ]
     for one in runs:
         first, last = one["heldout"][0], one["heldout"][-1]
         sampled = next(name for name in first if name.startswith("heldout/avg@"))
         change = [f"{first[name]:.1%} -> {last[name]:.1%}" for name in ("heldout/accuracy", sampled)]
         summary = one["summary"]
-        rows.append(f"| {one['seed']} | {change[0]} | {change[1]} | {summary['seconds']:.0f} | {summary['peak_memory_mb']:.0f} |")
+        rows.append(
+            f"| {one['seed']} | {change[0]} | {change[1]} | {summary['seconds']:.0f} | {summary['peak_memory_mb']:.0f} |"
+        )
     return f"`{command}`\n\n" + "\n".join(rows) + "\n"
 
 
@@ -76,7 +81,9 @@ def plot(runs: list[dict], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for one in runs:
         steps = [line["step"] for line in one["heldout"]]
-        axes.plot(steps, [100 * line["heldout/accuracy"] for line in one["heldout"]], marker="o", label=f"seed {one['seed']}")
+        axes.plot(
+            steps, [100 * line["heldout/accuracy"] for line in one["heldout"]], marker="o", label=f"seed {one['seed']}"
+        )
     axes.set(xlabel="step", ylabel="held-out greedy accuracy, %", ylim=(0, 100))
     axes.legend()
     figure.savefig(path, dpi=110)
