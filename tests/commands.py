@@ -16,6 +16,10 @@ finally:
     sys.stderr.flush()
     print("HEAVY", *[name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
 """
+TINY = [  # a run of two steps on random weights
+    "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8",
+    "eval.samples=0", "steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files",
+]  # fmt: skip
 
 
 @dataclass

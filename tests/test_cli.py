@@ -4,20 +4,9 @@ import re
 
 import pytest
 import yaml
-from commands import Answer, grpozoo
+from commands import TINY, Answer, grpozoo
 
 from grpozoo.cli.main import main
-
-SMALL = [
-    "model.warm_start=false",
-    "model.layers=1",
-    "model.width=16",
-    "model.heads=2",
-    "eval.every=0",
-    "eval.prompts=8",
-    "eval.samples=0",
-]
-SMALL += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
 
 
 @pytest.fixture
@@ -120,7 +109,7 @@ def test_a_mistake_gets_one_short_message_and_status_1(typed, folder, arguments,
 
 
 def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loaded(folder):
-    (folder / "few.jsonl").write_text("".join('{"prompt": "say %d", "answer": "%d"}\n' % (i, i) for i in range(5)))
+    (folder / "few.jsonl").write_text("".join(f'{{"prompt": "say {i}", "answer": "{i}"}}\n' for i in range(5)))
     answer = grpozoo("task=jsonl", "task.path=few.jsonl", "prompts_per_step=50", cwd=folder)
     assert answer.status == 1 and len(answer.err.splitlines()) <= 4 and "Traceback" not in answer.err
     assert re.search(r"prompts", answer.err) and "50" in answer.err
@@ -202,7 +191,7 @@ def test_explain_metrics_lists_the_cores_and_the_plugins_metrics(typed):
 
 @pytest.mark.slow
 def test_multirun_trains_every_combination_from_any_directory(folder):
-    answer = grpozoo("-m", "seed=0,1", "algo=grpo", *SMALL, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
+    answer = grpozoo("-m", "seed=0,1", "algo=grpo", *TINY, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
     assert answer.status == 0, answer.err
     assert sorted(path.parent.name for path in folder.glob("sweep/*/summary.json")) == ["0", "1"]
     seeds = {yaml.safe_load((folder / "sweep" / number / "config.yaml").read_text())["seed"] for number in "01"}
@@ -211,6 +200,6 @@ def test_multirun_trains_every_combination_from_any_directory(folder):
 
 @pytest.mark.slow
 def test_a_failing_job_of_a_sweep_does_not_stop_the_others_and_the_status_is_1(folder):
-    answer = grpozoo("-m", "plugins.grpo.clip=-1,0.2", *SMALL, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
+    answer = grpozoo("-m", "plugins.grpo.clip=-1,0.2", *TINY, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
     assert answer.status == 1 and "clip is at least 0" in answer.err and "Traceback" not in answer.err
     assert [path.parent.name for path in folder.glob("sweep/*/summary.json")] == ["1"]

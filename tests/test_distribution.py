@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import TINY
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = [
-    "model.warm_start=false",
-    "model.layers=1",
-    "model.width=16",
-    "model.heads=2",
-    "eval.every=0",
-    "eval.prompts=8",
-    "eval.samples=0",
-]
-TINY += ["steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files"]
 pytestmark = pytest.mark.slow
 
 PYPROJECT = """

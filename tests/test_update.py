@@ -116,9 +116,10 @@ def test_a_step_without_a_token_is_no_step(tmp_path, monkeypatch):
     from grpozoo.run import Run
 
     real = Run.measure
-    hide = lambda run, rollouts: real(
-        run, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask))
-    )  # noqa: E731
+
+    def hide(run, rollouts):
+        return real(run, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask)))
+
     train(tmp_path / "still", "steps=1", "lr=0")
     monkeypatch.setattr(Run, "measure", hide)
     train(tmp_path / "masked", "steps=2", "optim.weight_decay=0.1")

@@ -54,7 +54,9 @@ def read(folder: Path) -> dict:
         if "heldout/accuracy" in line
     ]
     seed = json.loads((folder / "manifest.json").read_text())["seed"]
-    return {"seed": seed, "summary": json.loads((folder / "summary.json").read_text()), "heldout": heldout}
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["model"]  # a path on this machine
+    return {"seed": seed, "summary": summary, "heldout": heldout}
 
 
 def table(command: str, runs: list[dict]) -> str:

@@ -23,9 +23,9 @@ def config_files(name: str) -> list[Path]:
     found = []
     for folder in (CONF, *config_folders().values()):
         for file in sorted(folder.rglob("*/*.yaml")):
-            if file.read_text(encoding="utf-8").startswith("# @package plugins\n"):
-                if name in OmegaConf.load(file):
-                    found.append((len(_options(file, name)), file))
+            ours = file.read_text(encoding="utf-8").startswith("# @package plugins\n")
+            if ours and name in OmegaConf.load(file):
+                found.append((len(_options(file, name)), file))
     return [file for _, file in sorted(found, key=lambda pair: (-pair[0], pair[1].stem != name, str(pair[1])))]
 
 
