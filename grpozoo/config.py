@@ -83,7 +83,7 @@ class Eval:
     prompts: int = 256  # held-out prompts, the first ones; 0 = all
     samples: int = 8  # sampled completions per prompt for avg@k, pass@k, best@k, maj@k; 0 = greedy only
     ks: list[int] = field(default_factory=lambda: [1, 4, 8])  # each at most `samples`
-    correct: str | None = None  # reward that tells right (>= 1); null: the task's verifier, or else the first
+    correct: str | None = None  # reward that tells right (>= 1); null: a built-in task's verifier, or else the first
     temperature: float = 1.0  # of the sampled completions
 
     def check(self) -> None:

@@ -128,18 +128,26 @@ def evaluate(run: Any) -> dict[str, float]:
 
 
 def verdicts(run: Any, rollouts: Rollouts, rewards: Rewards) -> list[float]:
-    """[R] 1 right, 0 wrong, NaN unknown: by the component eval.correct, else the task's verifier, else the first one."""
+    """[R] 1 right, 0 wrong, NaN unknown, by the first of these that has an opinion of any row:
+
+    the component eval.correct; the verifier of a task that decides (Task.decides); the first component that answers;
+    the verifier of another task.
+    """
     wanted, components = run.config.eval.correct, rewards.components
     if wanted is not None and wanted not in components:
         raise unknown("reward component in eval.correct", wanted, components)
-    values = (
-        None if wanted else [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
-    )
-    if values is None or all(value is None for value in values):
-        answered = (name for name, column in components.items() if not all(map(isnan, _list(column))))
-        name = wanted or next(answered, None)
-        values = _list(components[name]) if name else [nan] * len(rollouts)
-    return [nan if value is None or isnan(value) else float(value >= 1) for value in values]
+    verified = [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
+    if wanted:
+        values = _list(components[wanted])
+    else:
+        answers = [_list(column) for column in components.values()]
+        order = [verified, *answers] if run.task.decides else [*answers, verified]
+        values = next((column for column in order if not all(map(_unknown, column))), verified)
+    return [nan if _unknown(value) else float(value >= 1) for value in values]
+
+
+def _unknown(value: float | None) -> bool:
+    return value is None or isnan(value)
 
 
 def _complete(run: Any, prompts: Sequence[Any], samples: int, temperature: float) -> tuple[Rollouts, Rewards]:

@@ -205,6 +205,9 @@ def test_the_verdict_is_the_named_component_or_the_first_that_answers_or_the_ver
     assert evaluate(Run(components=("answer", "half"), correct="half"))["heldout/accuracy"] == 0.0  # 0.5 is not right
     assert evaluate(Run(components=("format",)))["heldout/accuracy"] == 0.5
     assert evaluate(Run(components=("format", "answer"), correct="format"))["heldout/missing"] == 1.0
+    undecided = Run(components=("half",))
+    undecided.task.decides = False  # rows of the user's own: the chosen reward counts, and 0.5 is not right
+    assert evaluate(undecided)["heldout/accuracy"] == 0.0
     with pytest.raises(UserError, match="'anser', did you mean 'answer'"):
         evaluate(Run(correct="anser"))
 

@@ -45,6 +45,9 @@ def main() -> None:
             status = _train(debug)
     except KeyboardInterrupt:
         status = 130
+    except BrokenPipeError:  # the reader has seen enough: `grpozoo plugins | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
     except (UserError, HydraException, OmegaConfBaseException) as error:
         if debug:
             raise

@@ -16,6 +16,7 @@ class Task:
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
+    decides = True  # whether `verify` tells right from wrong in evaluation; False: the chosen rewards do
 
     @dataclass
     class Config:

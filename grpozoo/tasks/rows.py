@@ -32,7 +32,9 @@ PLACES = ("path", "heldout_path")  # where data lies does not change what they a
 
 
 class RowTask(Task):
-    """A task whose prompts are rows of a table."""
+    """A task whose prompts are rows of a table. Its own verifier only compares texts, so the chosen rewards decide."""
+
+    decides = False
 
     @dataclass
     class Config:
