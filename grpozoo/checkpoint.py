@@ -173,7 +173,7 @@ def resolve(
         return path, newest
     if (path / CHECKSUMS).is_file() or NAME.fullmatch(path.name):
         folder = path.absolute().parent
-        return (path.parent.parent if folder.name == "checkpoints" else run_dir), checked(path)
+        return (folder.parent if folder.name == "checkpoints" else run_dir), checked(path)
     raise UserError(f"resume: {path} is neither a run folder (with checkpoints/) nor a checkpoint (with {CHECKSUMS})")
 
 

@@ -62,7 +62,7 @@ class Optim:
     eps: float = 1e-8  # added to the root of the mean square
     weight_decay: float = 0.0  # decoupled, times the learning rate
     max_grad_norm: float = 1.0  # 2-norm over all trained parameters; 0 = no clipping
-    schedule: Schedule = Schedule.constant  # after the warm-up, down to zero at the last update
+    schedule: Schedule = Schedule.constant  # after the warm-up, down to zero after the last update
     warmup_steps: int = 0  # optimizer steps of linear warm-up
 
     def check(self) -> None:

@@ -329,6 +329,11 @@ def _finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: 
         tokenizer.pad_token = tokenizer.eos_token
     if model.generation_config.pad_token_id is None:
         model.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    settings = model.generation_config
+    if any(
+        getattr(settings, name, None) is not None for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    ):
+        settings.do_sample = True  # without it transformers refuses to save sampling settings, which many models have
     tokenizer.padding_side = "left"
 
 

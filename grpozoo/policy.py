@@ -17,8 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from grpozoo import models
+from grpozoo.errors import UserError
 from grpozoo.sampling import Law
 from grpozoo.types import Output, Prompt, Rollouts
+
+SHAPED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # config entries of heads that are not linear
 
 
 class Policy:
@@ -51,12 +54,18 @@ class Policy:
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
         """Whether logits are the output embedding times the last hidden state (no soft-cap, no scale)."""
+        config = self.model.config.get_text_config()
+        if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SHAPED):
+            return False  # a cap may be invisible at the small logits of the probe
         probe = torch.arange(4, device=self.device)[None] % self.model.config.get_text_config().vocab_size
         head = self.model.get_output_embeddings()
         if head is None:
             return False
         expected = self.model(input_ids=probe, use_cache=False).logits.float()
-        found = head(self.backbone(input_ids=probe, use_cache=False).last_hidden_state).float()
+        states = getattr(self.backbone(input_ids=probe, use_cache=False), "last_hidden_state", None)
+        if states is None:
+            return False
+        found = head(states).float()
         return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
     def hidden(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache=None) -> Tensor:
@@ -146,7 +155,7 @@ class Policy:
         states = after_prompt[owner][:, None]  # [r, 1, d] predicts the first token
         if mask.shape[1] > 1 and bool(mask[:, 1:].any()):
             width = int(mask.sum(1).max()) - 1
-            cache.batch_select_indices(owner)
+            select_rows(cache, owner)
             lengths = prompt_mask.sum(1)[owner][:, None]
             positions = lengths + torch.arange(width, device=self.device)
             full = torch.cat([prompt_mask[owner], mask[:, :width]], 1) if padded else None
@@ -154,6 +163,17 @@ class Policy:
             states = torch.cat([states, self.hidden(completion, full, positions, cache)], 1)  # [r, 1 + width, d]
         row, offset = mask.nonzero(as_tuple=True)
         return states[row, offset]
+
+
+def select_rows(cache: DynamicCache, rows: Tensor) -> None:
+    """The rows [n] (repeats allowed) of a cache, in place and under autograd."""
+    for layer in cache.layers:
+        if not hasattr(layer, "batch_select_indices"):
+            raise UserError(
+                f"this model keeps a {type(layer).__name__}, which cannot be expanded to the completions of a prompt\n"
+                "use engine=hf update.shared_prefix=false"
+            )
+        layer.batch_select_indices(rows)
 
 
 def left_pad(prompts: list[tuple[int, ...]], device) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from grpozoo.errors import UserError
-from grpozoo.policy import Policy, left_pad
+from grpozoo.policy import Policy, left_pad, select_rows
 from grpozoo.sampling import Choice, Law, TokenSampler
 from grpozoo.types import Request, Rollouts
 
@@ -62,11 +62,10 @@ class Preallocated(DynamicLayer):
 
 def expand(cache: DynamicCache, rows: Tensor, room: int) -> None:
     """Replace the rows of a cache by `rows` [n] of it (repeats allowed), with room for `room` more tokens."""
-    for index, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[index] = Preallocated(layer, rows, room)
-        else:  # sliding-window and other special layers keep their own logic
-            layer.batch_select_indices(rows)
+    if all(type(layer) is DynamicLayer for layer in cache.layers):
+        cache.layers = [Preallocated(layer, rows, room) for layer in cache.layers]
+    else:  # sliding-window and other special layers keep their own logic
+        select_rows(cache, rows)
 
 
 class Record:
@@ -178,8 +177,7 @@ def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> 
         if int(going.sum()) <= COMPACT * len(live):
             keep = going.nonzero()[:, 0]
             there = keep.to(device)
-            for layer in cache.layers:
-                layer.batch_select_indices(there)
+            select_rows(cache, there)
             live, going, tokens, mask, following = live[keep], going[keep], tokens[there], mask[there], following[there]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         logits = policy.next_logits(tokens[:, None], mask if padded else None, following, cache)

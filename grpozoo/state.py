@@ -5,7 +5,7 @@ optimizer, counters, data position, plugin state, the unfinished cycle of rollou
 Random streams need no saving: they are named by what they are for (grpozoo.rng).
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -36,7 +36,9 @@ def save(run) -> None:
 
 def _write(run, folder: Path) -> None:
     models.save(run.policy.model, run.policy.tokenizer, folder / "model")
+    write_text(folder / "config.yaml", run.settings.yaml())
     state = {
+        "fingerprint": run.task.fingerprint(),
         "step": run.step,
         "updates": run.updates,
         "optimizer": run.optimizer.state_dict(),
@@ -51,15 +53,12 @@ def _write(run, folder: Path) -> None:
 
 def restore(run, folder: Path) -> None:
     """The inverse of `save`. Another data set or other trained parameters are UserErrors."""
-    manifest = (
-        json.loads((run.run_dir / "manifest.json").read_text()) if (run.run_dir / "manifest.json").is_file() else {}
-    )
-    before, now = manifest.get("data", {}).get("fingerprint"), run.task.fingerprint()
-    if before not in (None, now):
+    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+    before, now = state["fingerprint"], run.task.fingerprint()
+    if before != now:
         raise UserError(
             f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run"
         )
-    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
     if state["trained"] != [tuple(parameter.shape) for parameter in run.trained]:
         raise UserError(
             f"{folder} was trained with another selection of parameters: resume with the same params= and model="
@@ -79,7 +78,7 @@ def pack_cycle(cycle: Cycle | None) -> dict | None:
     if cycle is None:
         return None
     rollouts = {f.name: getattr(cycle.rollouts, f.name) for f in fields(Rollouts)}
-    rollouts["prompts"] = [asdict(prompt) for prompt in cycle.rollouts.prompts]
+    rollouts["prompts"] = [plain(asdict(prompt)) for prompt in cycle.rollouts.prompts]
     rewards = {f.name: getattr(cycle.rewards, f.name) for f in fields(Rewards)}
     return {
         "rollouts": rollouts,
@@ -89,6 +88,17 @@ def pack_cycle(cycle: Cycle | None) -> dict | None:
         "done": cycle.done,
         "metrics": cycle.metrics,
     }
+
+
+def plain(value):
+    """What a checkpoint can hold without running code when it is read; anything else in a prompt's extra becomes text."""
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if type(value) is tuple else list)(map(plain, value))
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)  # numpy's numbers and arrays; dates
 
 
 def unpack_cycle(state: dict | None) -> Cycle | None:

@@ -44,17 +44,23 @@ class Hf(Plugin):
         record = Record(requests, max_tokens, policy)
         ids, mask, _ = left_pad([prompt_ids[index] for index in record.owner], policy.device)
         pad_id = min(policy.stop_ids, default=0)
-        plain = GenerationConfig(  # not the model's own: its penalties would change the law
+        plain = GenerationConfig(
             do_sample=False,
             max_new_tokens=max_tokens,
             eos_token_id=sorted(policy.stop_ids) or None,
             pad_token_id=pad_id,
         )
-        with torch.no_grad():
-            policy.model.generate(
-                input_ids=ids,
-                attention_mask=mask.long(),
-                generation_config=plain,
-                logits_processor=LogitsProcessorList([Chosen(record, sampler, law, pad_id)]),
-            )
+        own, policy.model.generation_config = (
+            policy.model.generation_config,
+            plain,
+        )  # its penalties would change the law
+        try:
+            with torch.no_grad():
+                policy.model.generate(
+                    input_ids=ids,
+                    attention_mask=mask.long(),
+                    logits_processor=LogitsProcessorList([Chosen(record, sampler, law, pad_id)]),
+                )
+        finally:
+            policy.model.generation_config = own
         return record.rollouts(prompt_ids, sampler.design())

@@ -203,3 +203,12 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others_and_the_status_is_1(f
     answer = grpozoo("-m", "plugins.grpo.clip=-1,0.2", *TINY, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
     assert answer.status == 1 and "clip is at least 0" in answer.err and "Traceback" not in answer.err
     assert [path.parent.name for path in folder.glob("sweep/*/summary.json")] == ["1"]
+
+
+def test_a_signal_ends_the_sweep_and_not_only_its_job(folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr("grpozoo.cli.train.train", lambda *_: calls.append(1) or 143)
+    monkeypatch.setattr("sys.argv", ["grpozoo", "-m", "seed=0,1,2", f"hydra.sweep.dir={folder}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143 and len(calls) == 1

@@ -45,6 +45,22 @@ def test_native_and_generate_give_the_same_greedy_text(make_policy, requests, bu
     assert len({tuple(native.completion_ids[row].tolist()) for row in range(2)}) == 1  # siblings agree
 
 
+def test_a_models_own_penalties_do_not_change_the_law_of_generate(make_policy, requests):
+    model = qwen()
+    model.generation_config.repetition_penalty, model.generation_config.no_repeat_ngram_size = 1.5, 2
+    policy = make_policy(model)
+    same(sample(policy, requests), plain_twin(policy, requests, Independent(), policy.law))
+    assert model.generation_config.repetition_penalty == 1.5
+
+
+def test_a_cache_that_cannot_be_expanded_is_an_error_with_a_way_out(make_policy):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(UserError, match="engine=hf update.shared_prefix=false"):
+        sample(make_policy(model), [Request(Prompt(id="p", text="5 6"), 0, (0, 1))])
+
+
 def test_completions_do_not_depend_on_what_is_decoded_beside_them(make_policy, requests):
     policy = make_policy()
     whole = sample(policy, requests)

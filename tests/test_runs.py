@@ -4,10 +4,12 @@ What must not change the weights changes no bit of them: the model files are com
 """
 
 import hashlib
+import io
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from grpozoo.cli.main import compose
 from grpozoo.cli.train import train as training_job
 from grpozoo.errors import UserError
 from grpozoo.run import Run
+from grpozoo.state import plain
 
 SMALL = [
     "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=10",
@@ -183,6 +186,51 @@ def test_resume_alone_takes_the_saved_configuration_and_another_one_is_refused(t
         train(tmp_path / "run", "steps=6", "lr=0.5", *resume)
     assert training_job(compose([*resume, "steps=6"]), [*resume, "steps=6"], str(tmp_path / "new")) == 0
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")
+
+
+def test_a_copied_checkpoint_goes_on_elsewhere(tmp_path, monkeypatch):
+    train(tmp_path / "straight", "steps=4")
+    train(tmp_path / "run", "steps=2")
+    shutil.copytree(tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "copy" / "step-00000002")
+    resume = [f"resume={tmp_path / 'copy' / 'step-00000002'}", "++steps=4"]
+    assert training_job(compose(resume), resume, str(tmp_path / "elsewhere")) == 0
+    assert digest(tmp_path / "elsewhere") == digest(tmp_path / "straight")
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
+    named = ["resume=step-00000002", "steps=4"]
+    assert training_job(compose(named), named, str(tmp_path / "unused")) == 0
+    assert digest(tmp_path / "run") == digest(tmp_path / "straight")
+
+
+def test_a_checkpoint_holds_whatever_a_prompt_carries():
+    from datetime import date
+    from decimal import Decimal
+
+    import numpy as np
+
+    extra = {
+        "n": np.float64(1.5),
+        "a": np.arange(3),
+        "d": date(2026, 1, 2),
+        "x": Decimal("0.1"),
+        "t": (1, [True, None]),
+    }
+    assert plain(extra) == {"n": 1.5, "a": [0, 1, 2], "d": "2026-01-02", "x": "0.1", "t": (1, [True, None])}
+    buffer = io.BytesIO()
+    torch.save(plain(extra), buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True) == plain(extra)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_with_the_configuration_of_the_run(tmp_path):
+    """Every process takes the saved configuration, whatever it would have found by itself."""
+    train(tmp_path / "straight", "steps=4", "prompts_per_step=2")
+    train(tmp_path / "run", "steps=2", "prompts_per_step=2")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
+    arguments = [*launcher, "--rdzv_endpoint", "localhost:0", "-m", "grpozoo", f"resume={tmp_path / 'run'}", "steps=4"]
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert difference(tmp_path / "run", tmp_path / "straight") < 1e-5
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):

@@ -74,6 +74,8 @@ def _train(debug: bool) -> int:
                     "a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead"
                 )
             codes.append(train(composed, list(hydra_config.overrides.task), hydra_config.runtime.output_dir))
+            if codes[-1] > 128:  # stopped by a signal, which means the sweep too
+                raise SystemExit(codes[-1])
         except (UserError, OmegaConfBaseException) as error:
             if debug:
                 raise
