@@ -14,7 +14,6 @@ from grpozoo.rng import stream
 from grpozoo.types import Request
 
 BLOCK = 256  # ids per block of the two-level search
-ONE = 1 - 2**-53  # the largest float64 below 1
 
 
 @dataclass(frozen=True)
