@@ -4,13 +4,19 @@ from grpozoo.errors import UserError
 from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl
 from grpozoo.ops import (
     aggregate,
+    clip_surrogate,
     group_equal,
+    group_index,
     group_mean,
     group_std,
+    importance_ratio,
+    kl_estimate,
     masked_mean,
     masked_sum,
+    top_k_mask,
+    whiten,
 )
-from grpozoo.types import Batch, Output, Prompt, Request, Rewards, Rollouts
+from grpozoo.types import Batch, Output, Prompt, Request, Rewards, Rollouts, concatenate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,10 +30,17 @@ __all__ = [
     "Rollouts",
     "UserError",
     "aggregate",
+    "clip_surrogate",
+    "concatenate",
     "group_equal",
+    "group_index",
     "group_mean",
     "group_std",
     "hookimpl",
+    "importance_ratio",
+    "kl_estimate",
     "masked_mean",
     "masked_sum",
+    "top_k_mask",
+    "whiten",
 ]

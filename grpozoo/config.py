@@ -181,7 +181,8 @@ class Config:
     logger: Logger = field(default_factory=Logger)
     model: Model = field(default_factory=Model)
     task: dict[str, Any] = MISSING  # task.kind and the options of its Config
-    plugins: dict[str, Any] = MISSING  # NAME: options, in the order of application
+    plugins: dict[str, Any] = MISSING  # NAME: options
+    order: list[str] | None = None  # plugins in the order in which they apply; null: each plugin's own place
 
     def check(self) -> None:
         """Ranges and contradictions, before a model is loaded."""

@@ -59,6 +59,12 @@ def maj_at_k(answers: Iterable[Iterable[Hashable]], correct: Iterable[Iterable[f
     return _mean(credits)
 
 
+def distinct(texts: Iterable[Iterable[str]], correct: Iterable[Iterable[float]]) -> float:
+    """Different right completions among all samples of a prompt, mean over prompts; grows with the samples taken."""
+    rows = zip(_rows(texts), _rows(correct), strict=True)
+    return _mean(len({text for text, value in zip(*row, strict=True) if value >= 1}) for row in rows)
+
+
 def group_shares(correct: Iterable[float], group_id: Iterable[int]) -> dict[str, float]:
     """Shares of the groups that are all right, all wrong and mixed. Rows [R] with verdict NaN are left out."""
     groups = [row for row in _verdicts(by_group(group_id, correct)) if row]
@@ -98,6 +104,7 @@ def summarize(
         correct, rewards = by_group(groups, sampled_correct), by_group(groups, sampled_rewards)
         finals = by_group(groups, answers)
         result[f"heldout/avg@{max(map(len, correct), default=0)}"] = avg_at_k(correct)
+        result["heldout/distinct"] = distinct(by_group(groups, sampled_rollouts.text), correct)
         for k in ks:
             result[f"heldout/pass@{k}"] = pass_at_k(correct, k)
             result[f"heldout/best@{k}"] = best_at_k(rewards, k)

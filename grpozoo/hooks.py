@@ -6,7 +6,8 @@ Kinds of hooks, and what the core does with the answers:
     multiply  factors, None counts as 1          sum      terms, None counts as 0
     collect   dictionaries are merged, equal keys are refused          all      everybody is called
 A plugin names only the arguments that it uses; specifications gain arguments and never lose or rename them.
-`run` (grpozoo.run.Run) is the context: config, step, task, policies, and generate(), score(), stream().
+`run` (grpozoo.run.Run) is the context: config, step, task, policies, and prompts(), generate(), given(), score(),
+measure(), verdicts(), stream().
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ KINDS: dict[str, str] = {}  # hook name -> kind
 # fmt: off
 NEEDS = frozenset({
     "old_logprobs",  # Rollouts.old_logprobs before the first update, also when a batch is used for one update
-    "ref_logprobs",  # of the policy at the start of the run
+    "ref_logprobs",  # of the reference: the policy at the start of the run, unless a plugin refreshes it
     "entropy",  # Rollouts.entropy before the update and Output.entropy with gradient
     "all_rows",  # rows whose advantage is zero take part in the update (a regularizer acts on them too)
 })
@@ -35,6 +36,11 @@ class Plugin:
     name = ""  # the entry-point name; set when the plugin is created
     needs: frozenset[str] = frozenset()  # subset of NEEDS; may be set from the options in __init__
     metrics: dict[str, str] = {}  # name of each value it logs -> "unit: meaning"
+    order: int = 0  # among wrappers of one hook the lower is applied first, equal ones by name
+    controls: frozenset[str] = (
+        frozenset()
+    )  # quantities that it steers, e.g. "entropy"; two that steer the same are refused
+    conflicts: dict[str, str] = {}  # plugin that it does not stack with -> why
     hook_version = HOOK_VERSION
 
     @dataclass
@@ -68,8 +74,13 @@ def hook(kind: str):
 
 
 @hook("all")
-def validate(config):
-    """Refuse contradictory settings (raise UserError). The whole composed configuration; no model is loaded yet."""
+def validate(config, active):
+    """Refuse contradictory settings (raise UserError) or return a notice to print. No model yet; active: all plugins."""
+
+
+@hook("all")
+def setup(run):
+    """The policy is loaded, nothing is restored yet: build what the method owns (a critic, its optimizer)."""
 
 
 @hook("one")
@@ -107,6 +118,11 @@ def resample(rollouts, rewards, run):
     """(Rollouts, Rewards) -> (Rollouts, Rewards): drop, replace or add rows once rewards are known."""
 
 
+@hook("sum")
+def token_rewards(rollouts, run):
+    """[R, T] rewards of single tokens (a KL penalty); summed over a row they are added to its total reward."""
+
+
 @hook("one")
 def advantage(rollouts, rewards, run):
     """[R] or [R, T] float: the advantage of each row or token. Groups are equal group_id, in any order and size."""
@@ -115,6 +131,11 @@ def advantage(rollouts, rewards, run):
 @hook("all")
 def before_update(rollouts, rewards, advantages, run):
     """Statistics of the whole step, all processes included, before its first update. advantages: [R, T]."""
+
+
+@hook("collect")
+def minibatch(batch, out, run):
+    """{name: [n, T]} from all n rows of an optimizer step, current policy, no gradient; arrives as Batch.tables."""
 
 
 @hook("one")
@@ -134,7 +155,7 @@ def token_weights(batch, out):
 
 @hook("sum")
 def regularizer(batch, out):
-    """[r, T] terms added to the policy loss after the weights. Needs "all_rows"."""
+    """[r, T] terms added after the weights, or (terms, aggregation) to be summed by another rule. Needs "all_rows"."""
 
 
 @hook("all")

@@ -1,6 +1,7 @@
 """The algorithm. It calls hooks and folds their answers; whatever a method changes, it changes through a hook."""
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -33,19 +34,36 @@ def collect(run) -> Cycle:
     """Prompts, completions, rewards, advantages: everything a step knows before its first update."""
     config, hooks = run.config, run.hooks
     run.began = time.perf_counter()
-    prompts = hooks.prepare_prompts(prompts=run.data.take(config.prompts_per_step), run=run)
+    prompts = run.prompts(config.prompts_per_step)
     samples = tuple(range(config.group_size))
     with run.timer("time/generate_s"):
         rollouts = run.generate([Request(prompt, group, samples) for group, prompt in enumerate(prompts)])
     with run.timer("time/reward_s"):
         rewards = run.score(rollouts)
     rollouts, rewards = hooks.resample(rollouts=rollouts, rewards=rewards, run=run)
-    advantages = per_token(hooks.advantage(rollouts=rollouts, rewards=rewards, run=run), rollouts, rewards)
     with run.timer("time/measure_s"):
         rollouts = run.measure(rollouts)
+    rewards = add_token_rewards(hooks.token_rewards(rollouts=rollouts, run=run), rollouts, rewards)
+    advantages = per_token(hooks.advantage(rollouts=rollouts, rewards=rewards, run=run), rollouts, rewards)
     hooks.before_update(rollouts=rollouts, rewards=rewards, advantages=advantages, run=run)
     plan = minibatches(len(rollouts), config.update.mini_batches, config.update.epochs, config.seed, run.step)
-    return Cycle(rollouts, rewards, advantages, plan, metrics=run.observe(rollouts, rewards))
+    cycle = Cycle(rollouts, rewards, advantages, plan, metrics=run.observe(rollouts, rewards))
+    cycle.absorb(run.plugins)
+    return cycle
+
+
+def add_token_rewards(answers: list[torch.Tensor], rollouts: Rollouts, rewards: Rewards) -> Rewards:
+    """Rewards of single tokens [R, T] from several plugins, added up and into the totals."""
+    if not answers:
+        return rewards
+    mask = rollouts.completion_mask
+    for answer in answers:
+        if answer.shape != mask.shape:
+            raise UserError(
+                f"token_rewards() must return one number per token {tuple(mask.shape)}, got {tuple(answer.shape)}"
+            )
+    tokens = sum(answer.double().masked_fill(~mask, 0.0) for answer in answers)
+    return replace(rewards, tokens=tokens, total=rewards.total + tokens.sum(1))
 
 
 def per_token(advantages: torch.Tensor, rollouts: Rollouts, rewards: Rewards) -> torch.Tensor:

@@ -47,6 +47,7 @@ METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range
     "heldout/avg@K": "share: right among K sampled completions per held-out prompt, the accuracy of one sample",
     "heldout/pass@K": "share: expected chance that at least one of K samples is right (unbiased)",
     "heldout/best@K": "reward: expected largest total reward of K samples (unbiased)",
+    "heldout/distinct": "completions: different right ones among the eval.samples of a prompt, mean over prompts (diversity)",
     "heldout/maj@K": "share: expected accuracy of a majority vote among K samples (exact; ties share the credit)",
     "heldout/length_mean": "tokens: mean length of the greedy completions",
     "heldout/truncated": "share: greedy completions cut at max_completion_length (near 0)",

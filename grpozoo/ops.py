@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AGGREGATIONS = ("seq_mean", "token_mean", "const_len", "seq_sum", "token_sum")
+KL_ESTIMATORS = ("k1", "k2", "k3", "k3_plus")
+LOG_RATIO = 20.0  # log ratios are clamped to +- this before they are exponentiated
 EQUAL = 1e-8  # rewards closer than this, relative to their size, are equal
 
 
@@ -47,6 +49,53 @@ def aggregate(losses: Tensor, mask: Tensor, how: str, denominator: float) -> Ten
     if how == "seq_mean":
         per_row = per_row / mask.sum(1).clamp(min=1)
     return per_row.sum() / denominator
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """exp(logp - logp_old), new over old, its logarithm clamped to +-20."""
+    return (logprobs - old_logprobs).clamp(-LOG_RATIO, LOG_RATIO).exp()
+
+
+def clip_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """-min(w A, clip(w, 1 - low, 1 + high) A), the shape of the arguments."""
+    return -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Estimates of KL(policy || reference) from samples of the policy, nats, elementwise; x = logp - logp_ref.
+
+    k1   x                    as a reward its gradient is that of the KL; as a loss its gradient vanishes in expectation
+    k2   x^2 / 2              as a loss: the gradient of KL(policy || reference)
+    k3   exp(-x) + x - 1      >= 0; as a loss: the gradient of KL(reference || policy)
+    k3_plus                   the value of k3 with the gradient of k2
+    """
+    x = (logprobs - ref_logprobs).clamp(-LOG_RATIO, LOG_RATIO)
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return x**2 / 2
+    k3 = (-x).expm1() + x
+    return k3 if estimator == "k3" else k3.detach() + x**2 / 2 - (x**2 / 2).detach()
+
+
+def top_k_mask(scores: Tensor, candidates: Tensor, k: int) -> Tensor:
+    """[n, T] bool: the k candidates with the highest scores, all of them if there are fewer; ties by lowest index."""
+    flat, allowed = scores.detach().flatten(), candidates.flatten().nonzero()[:, 0]
+    chosen = allowed[flat[allowed].argsort(descending=True, stable=True)[:k]]
+    mask = candidates.new_zeros(flat.shape)
+    mask[chosen] = True
+    return mask.view(candidates.shape)
+
+
+def whiten(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """(v - mean) / sqrt(var + eps) over the tokens in `mask`, ddof 1; 0 where masked, 0 throughout for equal values."""
+    count = int(mask.sum())
+    if count < 2:
+        return values.new_zeros(values.shape)
+    centred = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
+    if float(centred.abs().max()) <= EQUAL * max(1.0, float(values.masked_fill(~mask, 0).abs().max())):
+        return values.new_zeros(values.shape)
+    return centred / (centred.square().sum() / (count - 1) + eps).sqrt()
 
 
 def group_index(group_id: Tensor) -> tuple[Tensor, int]:

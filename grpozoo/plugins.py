@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -123,7 +124,7 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
 
 @dataclass
 class Active:
-    """The plugins of a run, in the order of the configuration."""
+    """The plugins of a run, in the order of application."""
 
     manager: pluggy.PluginManager
     plugins: dict[str, Plugin]  # name -> plugin, without the defaults
@@ -166,10 +167,22 @@ class Active:
         return {"hook_version": HOOK_VERSION, "plugins": rows, "hooks": self.answering()}
 
 
-def activate(section: Any, found: dict[str, EntryPoint] | None = None) -> Active:
-    """The plugins of `section` (name -> options), created, registered in its order, and checked for conflicts."""
+def activate(section: Any, found: dict[str, EntryPoint] | None = None, order: Sequence[str] | None = None) -> Active:
+    """The plugins of `section` (name -> options), created, put in order, registered, and checked for conflicts.
+
+    Wrappers of one hook apply by Plugin.order and then by name, wherever a plugin stands in the configuration; those
+    listed in `order` (all of them or some) keep among themselves the order of that list.
+    """
     found = installed() if found is None else found
-    return register({str(name): create(str(name), options, found) for name, options in (section or {}).items()})
+    plugins = {str(name): create(str(name), options, found) for name, options in (section or {}).items()}
+    names = sorted(plugins, key=lambda name: (plugins[name].order, name))
+    if order:
+        for name in order:
+            if name not in plugins:
+                raise unknown("plugin in order", name, plugins)
+        listed = iter(dict.fromkeys(order))
+        names = [next(listed) if name in order else name for name in names]
+    return register({name: plugins[name] for name in names})
 
 
 def register(plugins: dict[str, Plugin]) -> Active:
@@ -186,6 +199,7 @@ def register(plugins: dict[str, Plugin]) -> Active:
             raise UserError(f"plugin {name!r} does not fit the hooks: {str(error).splitlines()[-1].strip()}") from None
     active = Active(manager, plugins)
     _check_owners(active)
+    _check_stack(active)
     return active
 
 
@@ -197,6 +211,24 @@ def _check_hooks(name: str, plugin: Plugin) -> None:
             raise UserError(f"plugin {name!r}: {attribute}() is a hook and lacks the decorator @hookimpl")
         if marked and attribute not in KINDS:
             raise unknown(f"hook in plugin {name!r}:", attribute, KINDS)
+
+
+def _check_stack(active: Active) -> None:
+    """Plugins that steer the same quantity, or say that they do not go together."""
+    plugins = active.plugins
+    for name, plugin in plugins.items():
+        for other, reason in plugin.conflicts.items():
+            if other in plugins:
+                raise UserError(
+                    f"{name} does not stack with {other}: {reason}\nkeep one, drop the other with ~plugins.NAME"
+                )
+        for quantity in plugin.controls:
+            rivals = sorted(other for other, rival in plugins.items() if quantity in rival.controls)
+            if len(rivals) > 1:
+                raise UserError(
+                    f"{' and '.join(rivals)} both control the {quantity}: two controllers of one quantity work against "
+                    "each other\nkeep one, drop the other with ~plugins.NAME"
+                )
 
 
 def _check_owners(active: Active) -> None:

@@ -10,6 +10,7 @@ are expanded to the siblings under autograd.
 
 import inspect
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -50,6 +51,21 @@ class Policy:
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, without special tokens."""
         return models.decode(self.tokenizer, ids)
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Token ids of a completion's text, without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def copy(self) -> "Policy":
+        """Another policy with the same weights and law, its parameters apart and frozen."""
+        model = deepcopy(self.model).requires_grad_(False)
+        return Policy(model, self.tokenizer, self.law, self.chat_template, self.logits_chunk)
+
+    @torch.no_grad()
+    def mix(self, other: "Policy", share: float) -> None:
+        """Move towards another policy: weights <- share * other + (1 - share) * own. share 1 is a copy."""
+        for own, new in zip(self.model.parameters(), other.model.parameters(), strict=True):
+            own.lerp_(new.detach().to(own.dtype), share)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
@@ -94,13 +110,45 @@ class Policy:
             nothing = next(self.model.parameters()).new_zeros(mask.shape, dtype=torch.float32)
             return Output(nothing, nothing if entropy else None)
         if self.linear_head:
-            states = (self._states_shared if shared_prefix else self._states_plain)(rollouts, mask)
+            states = self.states(rollouts, shared_prefix)
             head = self.model.get_output_embeddings()
             flat = head_logprobs(states, head.weight, head.bias, targets, self.law, entropy, self.logits_chunk)
         else:
             flat = logits_logprobs(self._logits_plain(rollouts, mask), targets, self.law, entropy)
         logprobs, entropies = (_scatter(values, mask) if values is not None else None for values in flat)
         return Output(logprobs, entropies)
+
+    def states(self, rollouts: Rollouts, shared_prefix: bool = True) -> Tensor:
+        """[N, d], the last hidden state before each completion token, in the order of rollouts.completion_mask."""
+        mask = rollouts.completion_mask.to(self.device)
+        return (self._states_shared if shared_prefix else self._states_plain)(rollouts, mask)
+
+    @torch.no_grad()
+    def covariance(self, rollouts: Rollouts) -> Tensor:
+        """Cov_p(p, ln p) = sum_v p_v^2 (ln p_v + H) of the law before each completion token [r, T] float32, 0 where masked.
+
+        With it an update that raises the log-probability of a token a by eta changes the entropy of its position by
+        -eta (p_a (ln p_a + H) - Cov), in nats, to first order in the logits (arXiv:2606.19236).
+        """
+        mask = rollouts.completion_mask.to(self.device)
+        targets = rollouts.completion_ids.to(self.device)[mask]  # [N]
+        if not len(targets):
+            return torch.zeros(mask.shape, device=self.device)
+        if self.linear_head:
+            head = self.model.get_output_embeddings()
+            parts = ((head(h), t) for h, t in zip(*self._chunks(self.states(rollouts), targets), strict=True))
+        else:
+            parts = zip(*self._chunks(self._logits_plain(rollouts, mask), targets), strict=True)
+        flat = []
+        for logits, tokens in parts:
+            logp = self.law.warp(logits, tokens).log_softmax(-1)
+            p, finite = logp.exp(), logp.masked_fill(logp == -torch.inf, 0)
+            entropy = -(p * finite).sum(-1, keepdim=True)
+            flat.append((p**2 * (finite + entropy)).sum(-1))
+        return _scatter(torch.cat(flat), mask)
+
+    def _chunks(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+        return [tensor.split(self.logits_chunk) for tensor in tensors]
 
     @contextmanager
     def training(self, checkpointing: bool):

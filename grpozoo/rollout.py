@@ -5,7 +5,6 @@ travel end to end; text is decoded once, for the rewards, and never encoded agai
 """
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -182,25 +181,6 @@ def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> 
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         logits = policy.next_logits(tokens[:, None], mask if padded else None, following, cache)
         following = following + 1
-
-
-def concatenate(parts: list[Rollouts]) -> Rollouts:
-    """Rows of several Rollouts one after the other, padded to the longest completion."""
-    width = max(part.completion_ids.shape[1] for part in parts)
-    merged = {}
-    for f in fields(Rollouts):
-        values = [getattr(part, f.name) for part in parts]
-        if values[0] is None:
-            merged[f.name] = None
-        elif isinstance(values[0], tuple):
-            merged[f.name] = tuple(item for value in values for item in value)
-        elif isinstance(values[0], dict):
-            merged[f.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
-        elif values[0].ndim == 2:
-            merged[f.name] = torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])) for v in values])
-        else:
-            merged[f.name] = torch.cat(values)
-    return Rollouts(**merged)
 
 
 def in_order(rollouts: Rollouts, requests: list[Request]) -> Rollouts:

@@ -2,8 +2,8 @@
 
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from grpozoo.ops import group_equal
 from grpozoo.plugins import Active
 from grpozoo.policy import Policy
 from grpozoo.rng import stream
-from grpozoo.rollout import concatenate, in_order
+from grpozoo.rollout import in_order
 from grpozoo.sampling import Greedy, Law
 from grpozoo.score import score
 from grpozoo.settings import Settings
 from grpozoo.tracking import Tracker, peak_memory_mb
-from grpozoo.types import Request, Rewards, Rollouts
-from grpozoo.update import Cycle, pack, tokens_per_micro_batch
+from grpozoo.types import Prompt, Request, Rewards, Rollouts, concatenate
+from grpozoo.update import Cycle, cut, pack, tokens_per_micro_batch
 
 
 class Run:
@@ -49,7 +49,10 @@ class Run:
         self.tracker = Tracker(run_dir, self.config, accelerator, accelerator.is_main_process)
         self.signals: list[int] = []  # received
         self.lock = claim(run_dir) if accelerator.is_main_process else None
+        for notice in settings.notices:
+            self.tracker.progress.print(notice)
         self._load_policy()
+        self.hooks.setup(run=self)
         if checkpoint:
             state.restore(self, checkpoint)
             self.tracker.progress.print(f"resumed {run_dir} after step {self.step} of {self.config.steps}")
@@ -65,7 +68,7 @@ class Run:
         self.policies = {"policy": Policy(model, *arguments)}
         self.reference = None
         if "ref_logprobs" in self.needs:
-            self.reference = Policy(deepcopy(model).requires_grad_(False), *arguments)
+            self.reference = self.policy.copy()
         model.requires_grad_(False)
         groups = [{"lr_scale": 1.0, **group} for group in self.hooks.select_parameters(policy=self.policy)]
         self.trained = [parameter for group in groups for parameter in group["params"]]
@@ -88,6 +91,10 @@ class Run:
 
     # --- what hooks and the loop ask for -------------------------------------------------------------------------
 
+    def prompts(self, count: int) -> list[Prompt]:
+        """The next prompts of the training data, as the plugins prepare them."""
+        return self.hooks.prepare_prompts(prompts=self.data.take(count), run=self)
+
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions for the requests, in their order; the work is divided over the processes.
 
@@ -106,6 +113,40 @@ class Run:
             )
         return in_order(concatenate(self.gather(parts)), requests)
 
+    def given(self, requests: list[Request], texts: list[str]) -> Rollouts:
+        """Completions that nobody sampled (traces of another policy): one text for each request, its stop token added.
+
+        Cut at max_completion_length. The requests name their source in `policy`; log-probabilities are 0.
+        """
+        stop = min(self.policy.stop_ids)
+        rows = []
+        for request, text in zip(requests, texts, strict=True):
+            if len(request.sample_ids) != 1 or request.policy in self.policies:
+                raise UserError("given() takes requests of one sample each whose policy is none of the run's")
+            rows.append([*self.policy.encode_completion(text), stop])
+        lengths = torch.tensor([min(len(row), self.config.max_completion_length) for row in rows])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        ids = torch.zeros(mask.shape, dtype=torch.int64)
+        for row, tokens in enumerate(rows):
+            ids[row, : lengths[row]] = torch.tensor(tokens[: lengths[row]])
+        return Rollouts(
+            prompts=tuple(request.prompt for request in requests),
+            group_id=torch.tensor([request.group_id for request in requests]),
+            sample_id=torch.tensor([request.sample_ids[0] for request in requests]),
+            prompt_ids=tuple(self.policy.encode(request.prompt) for request in requests),
+            completion_ids=ids,
+            completion_mask=mask,
+            logprobs=torch.zeros(mask.shape),
+            finish_reason=tuple("stop" if len(row) <= n else "length" for row, n in zip(rows, lengths, strict=True)),
+            text=tuple(texts),
+            tag=tuple(request.tag for request in requests),
+            policy=tuple(request.policy for request in requests),
+        )
+
+    def verdicts(self, rollouts: Rollouts, rewards: Rewards) -> torch.Tensor:
+        """[R] float64, 1 right, 0 wrong, NaN unknown: what evaluation calls right, whatever shapes the rewards."""
+        return torch.tensor(verdicts(self, rollouts, rewards), dtype=torch.float64)
+
     def score(self, rollouts: Rollouts) -> Rewards:
         """Rewards of the rollouts, shaped. The main process asks the reward plugins; an error reaches every process."""
         answer: list = [None, None]
@@ -123,7 +164,9 @@ class Run:
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
         several = self.config.update.mini_batches * self.config.update.epochs > 1
-        wanted = self.needs | ({"old_logprobs"} if several else set())
+        wanted = set(self.needs)
+        if several or self.hooks.minibatch.get_hookimpls():
+            wanted.add("old_logprobs")
         if wanted & {"old_logprobs", "entropy"}:
             old, entropy = self._output(self.policy, rollouts, "entropy" in wanted)
             rollouts = replace(rollouts, old_logprobs=old, entropy=entropy)
@@ -131,18 +174,19 @@ class Run:
             rollouts = replace(rollouts, ref_logprobs=self._output(self.reference, rollouts, False)[0])
         return rollouts
 
+    def current(self, rollouts: Rollouts, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and (if needed) entropies [R, T] of the policy as it is now; only the given rows are filled."""
+        return self._output(self.policy, rollouts, "entropy" in self.needs, rows)
+
     @torch.no_grad()
-    def _output(self, policy: Policy, rollouts: Rollouts, entropy: bool):
+    def _output(self, policy: Policy, rollouts: Rollouts, entropy: bool, wanted: list[int] | None = None):
         shared = self.config.update.shared_prefix
         logprobs = torch.zeros(rollouts.completion_mask.shape)
         entropies = torch.zeros_like(logprobs) if entropy else None
-        rows = list(range(len(rollouts)))[self.rank :: self.world]
-        for micro in pack(rollouts, rows, 2 * self.token_budget, shared):
-            part = rollouts.select(micro)
-            width = max(int(part.lengths.max()), 1)
-            part = replace(
-                part, completion_ids=part.completion_ids[:, :width], completion_mask=part.completion_mask[:, :width]
-            )
+        rows = list(range(len(rollouts))) if wanted is None else wanted
+        for micro in pack(rollouts, rows[self.rank :: self.world], 2 * self.token_budget, shared):
+            part = cut(rollouts.select(micro))
+            width = part.completion_mask.shape[1]
             out = policy.output(part, entropy, shared)
             logprobs[micro, :width] = out.logprobs.cpu()
             if entropy:
@@ -160,6 +204,26 @@ class Run:
         if self.world == 1:
             return values
         return self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum").cpu()
+
+    def mine(self, rollouts: Rollouts, rows: list[int]) -> Iterator[tuple[list[int], Rollouts]]:
+        """This process's part of the rows in micro-batches under the token budget: (rows, Rollouts cut to their longest).
+
+        For models that a plugin trains itself; add their gradients up with `sum_gradients`.
+        """
+        live = [row for row in rows if bool(rollouts.completion_mask[row].any())]
+        for micro in pack(rollouts, live[self.rank :: self.world], self.token_budget, self.config.update.shared_prefix):
+            yield micro, cut(rollouts.select(micro))
+
+    def sum_gradients(self, parameters: list[torch.Tensor]) -> None:
+        """Add up the gradients of all processes; their losses already share one denominator."""
+        if self.world == 1:
+            return
+        flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        total = self.accelerator.reduce(flat, reduction="sum")
+        start = 0
+        for parameter in parameters:
+            parameter.grad.copy_(total[start : start + parameter.numel()].view_as(parameter))
+            start += parameter.numel()
 
     def stopping(self) -> bool:
         """Whether any process was told to stop."""
@@ -202,7 +266,8 @@ class Run:
         cycle.add("rollout/length_max", float(lengths.max()))
         cycle.add("rollout/tokens", float(lengths.sum()))
         cycle.add("rollout/truncated", sum(reason == "length" for reason in rollouts.finish_reason) / len(rollouts))
-        cycle.add("rollout/entropy", -float(rollouts.logprobs.sum()) / max(float(lengths.sum()), 1))
+        own = torch.tensor([name in self.policies for name in rollouts.policy])
+        cycle.add("rollout/entropy", -float(rollouts.logprobs[own].sum()) / max(float(lengths[own].sum()), 1))
         for name, values in {**rewards.components, "total": total}.items():
             answered = values[~values.isnan()]
             cycle.add(f"reward/{name}_mean", float(answered.mean()), len(answered))

@@ -4,9 +4,11 @@ from collections import defaultdict
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from grpozoo.errors import UserError
 
@@ -86,3 +88,39 @@ def groups() -> list[str]:
             for file in folder.rglob("*/*.yaml")
         }
     )
+
+
+def check_choices(overrides: list[str]) -> None:
+    """Refuse two choices of one group, as in `algo=[a,b]`, that give one option two values: the later would win in silence.
+
+    An option that is set by an override of its own is decided there.
+    """
+    chosen = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    for group in groups():
+        names = chosen.get(group, "").strip("[]").split(",")
+        if len(names) < 2:
+            continue
+        origin: dict[str, tuple[str, Any]] = {}
+        for name in (name.strip() for name in names):
+            for key, value in _options(group, name).items():
+                other, before = origin.setdefault(key, (name, value))
+                if before != value and key not in chosen:
+                    raise UserError(
+                        f"{group}={other} sets {key}={before} and {group}={name} sets {key}={value}\n"
+                        f"choose one of them, or say which value it is: {key}=..."
+                    )
+
+
+def _options(group: str, name: str) -> dict[str, Any]:
+    """The options that a choice sets in the section `plugins`: key -> value."""
+    file = next(
+        (f for folder in (CONF, *config_folders().values()) if (f := folder / group / f"{name}.yaml").is_file()), None
+    )
+    if file is None or not file.read_text().startswith("# @package plugins"):
+        return {}
+    content = OmegaConf.to_container(OmegaConf.load(file)) or {}
+    return {
+        f"plugins.{plugin}.{key}": value
+        for plugin, options in content.items()
+        for key, value in (options or {}).items()
+    }

@@ -1,7 +1,7 @@
 """From a composed configuration to validated settings: everything that can be wrong is found before a model is loaded."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from platform import python_version
@@ -27,6 +27,7 @@ class Settings:
     active: Active
     task: Task
     composed: DictConfig
+    notices: list[str] = field(default_factory=list)  # printed when the run starts
 
     def yaml(self) -> str:
         """The resolved configuration, every key."""
@@ -49,11 +50,11 @@ def read(composed: DictConfig) -> Settings:
         if name not in known:
             raise unknown("plugin", name, known)
     config = read_core(composed)
-    active = activate(composed.plugins)
-    active.hooks.validate(config=config)
+    active = activate(composed.plugins, known, config.order)
+    notices = [notice for notice in active.hooks.validate(config=config, active=active) if notice]
     task = load_task(config.task)
     check_size(task, config.prompts_per_step)
-    return Settings(config, active, task, composed)
+    return Settings(config, active, task, composed, notices)
 
 
 def read_core(composed: DictConfig) -> Config:
@@ -65,9 +66,9 @@ def read_core(composed: DictConfig) -> Config:
                 f"{unknown('section', name, known)}\n(a config file of a plugin starts with the line '# @package plugins')"
             )
     sections = {}
-    for name, field in Config.__dataclass_fields__.items():
-        if isinstance(field.default_factory, type) and name in composed:
-            sections[name] = read_options(name, field.default_factory, composed[name], name, "grpozoo")
+    for name, key in Config.__dataclass_fields__.items():
+        if isinstance(key.default_factory, type) and name in composed:
+            sections[name] = read_options(name, key.default_factory, composed[name], name, "grpozoo")
     rest = {name: value for name, value in composed.items() if name not in sections and name not in ("plugins", "task")}
     config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration", "grpozoo")
     for name, section in sections.items():

@@ -111,6 +111,6 @@ def unpack_cycle(state: dict | None) -> Cycle | None:
         Rewards(**state["rewards"]),
         state["advantages"],
         state["minibatches"],
-        state["done"],
-        state["metrics"],
+        done=state["done"],
+        metrics=state["metrics"],
     )

@@ -50,10 +50,10 @@ class Rollouts:
     finish_reason: tuple[str, ...]  # [R] "stop" | "length"
     text: tuple[str, ...]  # [R] decoded completion without special tokens
     tag: tuple[str, ...]  # [R] Request.tag
-    policy: tuple[str, ...]  # [R] Request.policy
+    policy: tuple[str, ...]  # [R] Request.policy; a name that is no policy of the run: a given completion (run.given)
     design: Mapping[str, Tensor] = field(default_factory=dict)  # [R] each: what the sampler must remember of a row
     old_logprobs: Tensor | None = None  # [R, T] float32, nats, the policy before the step's first update
-    ref_logprobs: Tensor | None = None  # [R, T] float32, nats, the policy at the start of the run
+    ref_logprobs: Tensor | None = None  # [R, T] float32, nats, the reference policy
     entropy: Tensor | None = None  # [R, T] float32, nats, of the policy before the step's first update
 
     def __len__(self) -> int:
@@ -77,6 +77,7 @@ class Rewards:
     weights: Mapping[str, float]  # name -> weight in the total
     vectors: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)  # name -> R matrices [m, d] float64
     total: Tensor | None = None  # [R] float64: weighted sum of the components that answered; NaN if none did
+    tokens: Tensor | None = None  # [R, T] float64, rewards of single tokens, already part of the total; 0 where masked
 
     def select(self, rows: Sequence[int]) -> Rewards:
         """The given rows in the given order."""
@@ -85,6 +86,7 @@ class Rewards:
             self.weights,
             {name: _take(value, rows) for name, value in self.vectors.items()},
             _take(self.total, rows),
+            _take(self.tokens, rows),
         )
 
 
@@ -103,6 +105,9 @@ class Batch:
     rows: Tensor  # [r] int64, positions in the step's Rollouts
     rollouts: Rollouts  # the r rows, for what is rarely needed
     ref_logprobs: Tensor | None = None  # [r, T] float32; None unless a plugin needs "ref_logprobs"
+    tables: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # name -> [r, T]: these rows of what minibatch() answered
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,3 +126,30 @@ def _take(value: Any, rows: Sequence[int]) -> Any:
     if isinstance(value, Mapping):
         return {name: _take(item, rows) for name, item in value.items()}
     return value[list(map(int, rows))]
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Rows of several Rollouts (or of several Rewards) one after the other, padded to the longest completion.
+
+    A quantity that one part lacks (old_logprobs before it was measured) is None in the result.
+    """
+    kind = type(parts[0])
+    return kind(**{f.name: _join([getattr(part, f.name) for part in parts]) for f in fields(kind)})
+
+
+def _join(values: list[Any]) -> Any:
+    first = values[0]
+    if any(value is None for value in values):
+        return None
+    if isinstance(first, tuple):
+        return tuple(item for value in values for item in value)
+    if isinstance(first, Mapping):
+        return {name: _join([value[name] for value in values]) for name in first}
+    if isinstance(first, int | float):
+        return first  # a weight, the same in all parts
+    widths = [max(value.shape[axis] for value in values) for axis in range(1, first.ndim)]
+    joined, start = first.new_zeros([sum(map(len, values)), *widths]), 0
+    for value in values:
+        joined[(slice(start, start + len(value)), *(slice(size) for size in value.shape[1:]))] = value
+        start += len(value)
+    return joined

@@ -9,7 +9,7 @@ the gradient and are left out where no plugin needs them; they still count in th
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grpozoo.config import Optim, Schedule
 from grpozoo.errors import UserError
+from grpozoo.hooks import Plugin
 from grpozoo.ops import AGGREGATIONS, aggregate, denominators
 from grpozoo.rng import stream
 from grpozoo.types import Batch, Output, Rewards, Rollouts
@@ -31,6 +32,7 @@ class Cycle:
     advantages: Tensor  # [R, T] float32, 0 where masked
     minibatches: list[list[int]]  # rows of each optimizer step
     done: int = 0
+    tables: dict[str, Tensor] = field(default_factory=dict)  # name -> [R, T] of the optimizer step at hand
     metrics: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum of value * weight, sum of weights]
 
     def add(self, name: str, value: float, weight: float = 1.0) -> None:
@@ -38,6 +40,13 @@ class Cycle:
         total = self.metrics.setdefault(name, [0.0, 0.0])
         total[0] += value * weight
         total[1] += weight
+
+    def absorb(self, plugins: Mapping[str, Plugin]) -> None:
+        """Take over what plugins logged of the whole step, which every process knows."""
+        for plugin in plugins.values():
+            for name, value, weight in plugin.logged:
+                self.add(name, value, weight)
+            plugin.logged.clear()
 
     def means(self) -> dict[str, float]:
         """The weighted means so far."""
@@ -128,18 +137,20 @@ def share(rollouts: Rollouts, rows: list[int], rank: int, world: int) -> list[in
     return sorted(mine)
 
 
+def cut(rollouts: Rollouts, device: torch.device | None = None) -> Rollouts:
+    """The same rows at the width of the longest completion (one column at least), on the device."""
+    width = max(int(rollouts.lengths.max()), 1)
+    names = ("completion_ids", "completion_mask", "logprobs", "old_logprobs", "ref_logprobs", "entropy")
+    values = {name: getattr(rollouts, name) for name in names}
+    return replace(rollouts, **{n: None if v is None else v[:, :width].to(device) for n, v in values.items()})
+
+
 def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
     """The rows of a micro-batch, cut to their longest completion, on the device. old_logprobs may still be missing."""
-    rollouts = cycle.rollouts.select(rows)
-    width = max(int(rollouts.lengths.max()), 1)
-
-    def cut(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[:, :width].to(device)
-
-    fields = ("completion_ids", "completion_mask", "logprobs", "old_logprobs", "ref_logprobs", "entropy")
-    rollouts = replace(rollouts, **{name: cut(getattr(rollouts, name)) for name in fields})
+    rollouts = cut(cycle.rollouts.select(rows), device)
+    width = rollouts.completion_mask.shape[1]
     return Batch(
-        advantages=cut(cycle.advantages[rows]),
+        advantages=cycle.advantages[rows, :width].to(device),
         mask=rollouts.completion_mask,
         old_logprobs=rollouts.old_logprobs,
         sampler_logprobs=rollouts.logprobs,
@@ -150,23 +161,49 @@ def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
         rows=torch.tensor(rows, device=device),
         rollouts=rollouts,
         ref_logprobs=rollouts.ref_logprobs,
+        tables={name: table[rows, :width].to(device) for name, table in cycle.tables.items()},
     )
 
 
-def objective(hooks, batch: Batch, out: Output, how: str, denominator: float, all_rows: bool) -> Tensor:
-    """The micro-batch's share of the loss, a scalar with gradient."""
+def minibatch_tables(hooks, batch: Batch, out: Output, run, size: int) -> dict[str, Tensor]:
+    """What plugins make of all rows of an optimizer step, as tables [size, T] over the rows of the whole cycle."""
+    tables: dict[str, Tensor] = {}
+    for answer in hooks.minibatch(batch=batch, out=out, run=run):
+        for name, values in answer.items():
+            if name in tables:
+                raise UserError(f"minibatch(): two plugins answer the table {name!r}: put the plugin's name in front")
+            if values.shape != batch.mask.shape:
+                raise UserError(
+                    f"minibatch(): the table {name!r} is {tuple(values.shape)}, one number per token is {tuple(batch.mask.shape)}"
+                )
+            table = values.new_zeros(size, batch.mask.shape[1])
+            table[batch.rows] = values
+            tables[name] = table
+    return tables
+
+
+def objective(hooks, batch: Batch, out: Output, how: str, denominator: Mapping[str, float], all_rows: bool) -> Tensor:
+    """The micro-batch's share of the loss, a scalar with gradient. denominator: of each aggregation (ops.denominators)."""
     losses = _checked("policy_loss", hooks.policy_loss(batch=batch, out=out), batch)
     for weight in hooks.token_weights(batch=batch, out=out):
         losses = losses * _checked("token_weights", weight, batch)
-    loss = aggregate(losses, batch.mask, how, denominator)
-    for term in hooks.regularizer(batch=batch, out=out):
+    loss = aggregate(losses, batch.mask, how, denominator[how])
+    for answer in hooks.regularizer(batch=batch, out=out):
         if not all_rows:
             names = ", ".join(impl.plugin_name for impl in hooks.regularizer.get_hookimpls())
             raise UserError(
                 f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"'
             )
-        loss = loss + aggregate(_checked("regularizer", term, batch), batch.mask, how, denominator)
+        term, rule = answer if isinstance(answer, tuple) else (answer, how)
+        term = _checked("regularizer", term, batch)
+        loss = loss + aggregate(term, batch.mask, _known("regularizer", rule), denominator[rule])
     return loss
+
+
+def _known(hook: str, how: str) -> str:
+    if how not in AGGREGATIONS:
+        raise UserError(f"{hook}() answered the aggregation {how!r}, known are {', '.join(AGGREGATIONS)}")
+    return how
 
 
 def _checked(hook: str, values: Tensor | None, batch: Batch) -> Tensor:
@@ -185,20 +222,20 @@ def optimizer_step(run, cycle: Cycle) -> None:
     rows = cycle.minibatches[cycle.done]
     cycle.done += 1
     mask = cycle.rollouts.completion_mask[rows]
-    how = run.hooks.aggregation()
-    if how not in AGGREGATIONS:
-        raise UserError(f"aggregation() answered {how!r}, known are {', '.join(AGGREGATIONS)}")
+    how = _known("aggregation", run.hooks.aggregation())
     if not bool(mask.any()):
         cycle.add("update/skipped_steps", 1.0)
         return
     cycle.add("update/skipped_steps", 0.0)
-    denominator = denominators(mask, run.config.max_completion_length)[how]
+    denominator = denominators(mask, run.config.max_completion_length)
+    cycle.tables = _tables(run, cycle, rows)
+    cycle.absorb(run.plugins)
     live = _live(cycle, rows, "all_rows" in run.needs)
     cycle.add("update/skipped_rows", 1 - len(live) / len(rows))
     for parameter in run.trained:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
     _backward(run, cycle, live, how, denominator)
-    _sum_gradients(run)
+    run.sum_gradients(run.trained)
     norm = _clip(run.trained, run.config.optim.max_grad_norm)
     if not math.isfinite(norm):
         raise UserError(
@@ -214,6 +251,21 @@ def optimizer_step(run, cycle: Cycle) -> None:
     cycle.add("update/lr", rate)
 
 
+def _tables(run, cycle: Cycle, rows: list[int]) -> dict[str, Tensor]:
+    """The tables of an optimizer step. Before the first one the policy is the old one, whose numbers are there."""
+    if not run.hooks.minibatch.get_hookimpls():
+        return {}
+    if cycle.done == 1:
+        logprobs, entropy = cycle.rollouts.old_logprobs, cycle.rollouts.entropy
+    else:
+        logprobs, entropy = run.current(cycle.rollouts, rows)
+    cycle.tables = {}
+    batch = batch_of(cycle, rows, torch.device("cpu"))
+    width = batch.mask.shape[1]
+    out = Output(logprobs[rows, :width], None if entropy is None else entropy[rows, :width])
+    return minibatch_tables(run.hooks, batch, out, run, len(cycle.rollouts))
+
+
 def _live(cycle: Cycle, rows: list[int], all_rows: bool) -> list[int]:
     """Rows that can change the gradient."""
     useful = cycle.rollouts.completion_mask.any(1)
@@ -223,7 +275,7 @@ def _live(cycle: Cycle, rows: list[int], all_rows: bool) -> list[int]:
     return [row for row in rows if useful[row]]
 
 
-def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: float) -> None:
+def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: Mapping[str, float]) -> None:
     shared = run.config.update.shared_prefix and not run.config.update.gradient_checkpointing
     mine = share(cycle.rollouts, live, run.rank, run.world)
     parts = []  # (name, value, weight), this process
@@ -235,7 +287,8 @@ def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: float) 
                 batch = replace(batch, old_logprobs=out.logprobs.detach())
             loss = objective(run.hooks, batch, out, how, denominator, "all_rows" in run.needs)
             loss.backward()
-            gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~batch.mask, 0)
+            own = torch.tensor([name in run.policies for name in batch.rollouts.policy], device=batch.mask.device)
+            gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~(batch.mask & own[:, None]), 0)
             parts.append(("update/loss", float(loss.detach()), None))
             parts.append(("update/max_logprob_gap", float(gap.max()), None))
             for plugin in run.plugins.values():
@@ -249,18 +302,6 @@ def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: float) 
     for name, value, weight in parts:
         if weight is not None:
             cycle.add(name, value, weight)
-
-
-def _sum_gradients(run) -> None:
-    """Add up the gradients of all processes; their losses already share one denominator."""
-    if run.world == 1:
-        return
-    flat = torch.cat([parameter.grad.flatten() for parameter in run.trained])
-    total = run.accelerator.reduce(flat, reduction="sum")
-    start = 0
-    for parameter in run.trained:
-        parameter.grad.copy_(total[start : start + parameter.numel()].view_as(parameter))
-        start += parameter.numel()
 
 
 def _clip(parameters: list[Tensor], max_norm: float) -> float:

@@ -164,7 +164,7 @@ def check_training(arguments):
         accepted.add(tuple(chosen))
         composed = compose(chosen)
         config, active = read_core(composed), activate(composed.plugins)
-        active.hooks.validate(config=config)
+        active.hooks.validate(config=config, active=active)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

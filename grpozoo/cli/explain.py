@@ -1,4 +1,4 @@
-"""`grpozoo explain metrics` and `grpozoo explain RUN`: what the numbers mean, and who did what in a run."""
+"""`grpozoo explain metrics | RUN | KEY=VALUE ...`: what the numbers mean, and who does what in a run."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def run(folder: Path | str, plugins: Mapping[str, Any] | None = None) -> str:
     if (folder / "config.yaml").is_file():
         parts.append(f"the whole configuration is in {folder / 'config.yaml'}")
     return "\n\n".join(part for part in parts if part)
+
+
+def command(overrides: list[str]) -> str:
+    """What a command line would run, without loading a model: plugins, hooks, notices."""
+    from grpozoo.cli.main import compose
+    from grpozoo.settings import read
+
+    settings = read(compose(overrides))
+    manifest = settings.active.manifest()
+    parts = [
+        "plugins, in the order of application\n" + _plugins(manifest["plugins"]),
+        "who answers which hook\n" + _hooks(manifest["hooks"]),
+        *settings.notices,
+    ]
+    return "\n\n".join(parts)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from grpozoo.plugins import owner
 TOOLS = {
     "warm-start": "train the starting weights of the tiny policy: grpozoo warm-start task=arithmetic task.level=3",
     "plugins": "list the installed plugins, broken ones with their error",
-    "explain": "explain metrics | explain RUN_FOLDER",
+    "explain": "explain metrics | explain RUN_FOLDER | explain KEY=VALUE ...",
+    "card": "what one method is: source, equations, options, needs, what it stacks with: grpozoo card NAME",
     "check": "run the conformance kit over a plugin: grpozoo check NAME [CONFIG_CHOICE]",
 }
 FLAGS = (
@@ -73,6 +74,7 @@ def _train(debug: bool) -> int:
                 raise UserError(
                     "a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead"
                 )
+            search_path.check_choices(list(hydra_config.overrides.task))
             codes.append(train(composed, list(hydra_config.overrides.task), hydra_config.runtime.output_dir))
             if codes[-1] > 128:  # stopped by a signal, which means the sweep too
                 raise SystemExit(codes[-1])
@@ -89,6 +91,7 @@ def _train(debug: bool) -> int:
 def compose(overrides: list[str]) -> DictConfig:
     """The configuration that the command line would compose."""
     search_path.register()
+    search_path.check_choices(overrides)
     with hydra.initialize_config_dir(str(search_path.CONF), version_base="1.3"):
         return hydra.compose("config", overrides=overrides)
 

@@ -15,8 +15,12 @@ Train the starting weights of the tiny policy on worked solutions of the task, a
   grpozoo warm-start task.level=3 model.layers=6""",
     "plugins": """grpozoo plugins [NAME ...]
 List the installed plugins (or those named): distribution, hooks with their kinds, what they are; broken ones with their error.""",
-    "explain": """grpozoo explain metrics | RUN_FOLDER
-Say what each metric means, or who did what in a run and where it stands.""",
+    "explain": """grpozoo explain metrics | RUN_FOLDER | [KEY=VALUE ...]
+Say what each metric means, who did what in a run and where it stands, or what a command line would run: its plugins in
+the order of application, who answers which hook, and what there is to know beforehand.
+  grpozoo explain algo=[gspo,stare] sampler=iid""",
+    "card": """grpozoo card NAME
+What one method is, made from its code: source, equations, options, needs, what it stacks with and what not, and why.""",
     "check": """grpozoo check NAME [KEY=VALUE ...]
 Run the conformance kit over a plugin, as switched on by the given arguments (default: its config file).
   grpozoo check mine
@@ -41,11 +45,14 @@ def warm_start(arguments: list[str]) -> int:
 
 
 def explain(arguments: list[str]) -> int:
-    """Metrics, or a run."""
+    """Metrics, a run, or a command line."""
     from grpozoo.cli import explain
 
+    if not arguments or all("=" in argument or argument[0] in "+~" for argument in arguments):
+        print(explain.command(arguments))
+        return 0
     if len(arguments) != 1:
-        raise UserError(f"explain takes one argument\n{HELP['explain']}")
+        raise UserError(f"explain takes one name or folder, or KEY=VALUE arguments\n{HELP['explain']}")
     classes = {name: cls for name, cls in classes_of(installed()).items() if not isinstance(cls, UserError)}
     folder = Path(arguments[0])
     print(
@@ -95,6 +102,16 @@ def describe(cls: type | UserError) -> list[str]:
     ]
 
 
+def card(arguments: list[str]) -> int:
+    """The card of a method."""
+    from grpozoo.cli import card
+
+    if len(arguments) != 1:
+        raise UserError(f"card takes the name of a method\n{HELP['card']}")
+    print(card.card(arguments[0]))
+    return 0
+
+
 def check(arguments: list[str]) -> int:
     """The conformance kit; status 1 if a check fails."""
     if not arguments or "=" in arguments[0]:
@@ -118,5 +135,6 @@ RUNNERS: dict[str, Callable[[list[str]], int]] = {
     "warm-start": warm_start,
     "plugins": plugins,
     "explain": explain,
+    "card": card,
     "check": check,
 }

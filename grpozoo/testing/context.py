@@ -12,6 +12,7 @@ from grpozoo.score import score
 from grpozoo.tasks import Task
 from grpozoo.testing.example import prompt, reply
 from grpozoo.types import Request, Rewards, Rollouts
+from grpozoo.update import cut
 
 
 class Copy(Task):
@@ -44,6 +45,8 @@ class Context:
         self.plugins, self.hooks, self.needs = active.plugins, active.hooks, active.needs
         self.task = Copy()
         self._policies: Mapping[str, Any] | None = None
+        self._reference: Any = None
+        self.taken = 0  # prompts
 
     @property
     def policies(self):
@@ -60,6 +63,48 @@ class Context:
     def stream(self, purpose: str, *parts):
         """A numpy generator of one's own."""
         return stream(self.config.seed, purpose, self.step, *parts)
+
+    @property
+    def reference(self):
+        """The policy that the trained one is compared with."""
+        if self._reference is None:
+            self._reference = tiny_policy()
+        return self._reference
+
+    def prompts(self, count: int):
+        """The next prompts of the training data, as the plugins prepare them."""
+        taken = [self.task.train[(self.taken + i) % len(self.task.train)] for i in range(count)]
+        self.taken += count
+        return self.hooks.prepare_prompts(prompts=taken, run=self)
+
+    def verdicts(self, rollouts: Rollouts, rewards: Rewards) -> torch.Tensor:
+        """[R] float64: 1 where the first component is at least 1, else 0; NaN where it did not answer."""
+        first = next(iter(rewards.components.values()))
+        return (first >= 1).double().masked_fill(first.isnan(), torch.nan)
+
+    def measure(self, rollouts: Rollouts) -> Rollouts:
+        """What is there already."""
+        return rollouts
+
+    def given(self, requests: list[Request], texts: list[str]) -> Rollouts:
+        """Completions that nobody sampled: the digits of each text as token ids, and the stop id 1."""
+        rows = [[2 + int(sign) for sign in text if sign.isdigit()][:3] + [1] for text in texts]
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = torch.arange(4) < lengths[:, None]
+        ids = torch.tensor([row + [0] * (4 - len(row)) for row in rows])
+        return Rollouts(
+            prompts=tuple(request.prompt for request in requests),
+            group_id=torch.tensor([request.group_id for request in requests]),
+            sample_id=torch.tensor([request.sample_ids[0] for request in requests]),
+            prompt_ids=tuple((2, 3) for _ in requests),
+            completion_ids=ids,
+            completion_mask=mask,
+            logprobs=torch.zeros(mask.shape),
+            finish_reason=("stop",) * len(rows),
+            text=tuple(texts),
+            tag=tuple(request.tag for request in requests),
+            policy=tuple(request.policy for request in requests),
+        )
 
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions of 1 to 4 tokens for the requests, in their order."""
@@ -88,6 +133,15 @@ class Context:
         """What the reward plugins answer, shaped."""
         rewards = score(self.hooks, self.plugins, rollouts, self, timeout=60.0)
         return self.hooks.transform_rewards(rollouts=rollouts, rewards=rewards, run=self)
+
+    def mine(self, rollouts: Rollouts, rows: list[int]):
+        """All rows at once."""
+        live = [row for row in rows if bool(rollouts.completion_mask[row].any())]
+        if live:
+            yield live, cut(rollouts.select(live))
+
+    def sum_gradients(self, parameters: list) -> None:
+        """One process."""
 
     def gather(self, parts: list) -> list:
         """One process."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpozoo.ops import group_equal, group_mean, group_std
 from grpozoo.types import Batch, Output, Prompt, Rewards, Rollouts
+from grpozoo.update import minibatch_tables
 
 TOKEN_FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "entropy")  # of Rollouts, [R, T]
 
@@ -139,6 +140,12 @@ def whole_batch(rollouts: Rollouts, rewards: Rewards, advantages: Tensor) -> Bat
         rollouts=rollouts,
         ref_logprobs=rollouts.ref_logprobs,
     )
+
+
+def with_tables(hooks, batch: Batch, out: Output, run) -> Batch:
+    """The batch with what `minibatch` makes of it; it is the whole optimizer step."""
+    fixed = Output(out.logprobs.detach(), None if out.entropy is None else out.entropy.detach())
+    return replace(batch, tables=minibatch_tables(hooks, batch, fixed, run, len(batch.rows)))
 
 
 def leaf(values: Tensor | None) -> Tensor | None:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from grpozoo.config import Config
+from grpozoo.loop import add_token_rewards
 from grpozoo.ops import denominators
 from grpozoo.plugins import Active, activate
 from grpozoo.testing.context import Context
-from grpozoo.testing.example import Fixture, fixture, whole_batch
+from grpozoo.testing.example import Fixture, fixture, whole_batch, with_tables
 from grpozoo.update import objective
 
 CONST_LEN = 5  # tokens; max_completion_length of the worked example
@@ -22,7 +23,8 @@ def compose(*overrides: str) -> tuple[Config, Active]:
     from grpozoo.settings import read_core
 
     composed = compose(list(overrides))
-    return read_core(composed), activate(composed.plugins)
+    config = read_core(composed)
+    return config, activate(composed.plugins, order=config.order)
 
 
 def loss(
@@ -37,16 +39,18 @@ def loss(
     plugins' own on the step's rewards. const_len: C of the aggregation const_len, tokens.
     """
     config, active = compose(*overrides)
-    step = step or fixture()
-    run = Context(config, active)
-    given = _advantages(active, run, step) if advantages is None else torch.as_tensor(advantages, dtype=torch.float64)
+    run, step = Context(config, active), step or fixture()
+    run.hooks.setup(run=run)
+    if advantages is None:
+        step, given = _advantages(active, run, step)
+    else:
+        given = torch.as_tensor(advantages, dtype=torch.float64)
     batch = whole_batch(step.rollouts, step.rewards, given)
     active.hooks.before_update(rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=run)
     out = replace(step.out, logprobs=step.out.logprobs.detach().clone().requires_grad_())
+    batch = with_tables(active.hooks, batch, out, run)
     how = active.hooks.aggregation()
-    value = objective(
-        active.hooks, batch, out, how, denominators(batch.mask, const_len)[how], "all_rows" in active.needs
-    )
+    value = objective(active.hooks, batch, out, how, denominators(batch.mask, const_len), "all_rows" in active.needs)
     gradient = torch.autograd.grad(value, out.logprobs, allow_unused=True, materialize_grads=True)[0]
     return float(value.detach()), gradient
 
@@ -54,8 +58,12 @@ def loss(
 def advantages(*overrides: str, step: Fixture | None = None) -> Tensor:
     """The plugins' advantages [R] or [R, T] on the step's rewards (null = fixture())."""
     config, active = compose(*overrides)
-    return _advantages(active, Context(config, active), step or fixture())
+    run = Context(config, active)
+    run.hooks.setup(run=run)
+    return _advantages(active, run, step or fixture())[1]
 
 
-def _advantages(active: Active, run: Context, step: Fixture) -> Tensor:
-    return active.hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=run)
+def _advantages(active: Active, run: Context, step: Fixture) -> tuple[Fixture, Tensor]:
+    answers = active.hooks.token_rewards(rollouts=step.rollouts, run=run)
+    step = step._replace(rewards=add_token_rewards(answers, step.rollouts, step.rewards))
+    return step, active.hooks.advantage(rollouts=step.rollouts, rewards=step.rewards, run=run)

@@ -56,7 +56,7 @@ def _defaults() -> set[str]:
 def check_composes(subject: Subject) -> None:
     """Composes, creates, registers, and passes its own validation."""
     live = subject.fresh()
-    live.hooks.validate(config=subject.config)
+    live.hooks.validate(config=subject.config, active=live.active)
     claim(subject.answers, f"it implements no hook; hooks are {', '.join(KINDS)}")
 
 

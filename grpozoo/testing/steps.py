@@ -125,7 +125,7 @@ def check_micro_batches(subject: Subject) -> None:
             step = live.begin(subject.example())
             value, (grad, *_) = live.value_and_gradients(step)
             logprobs, entropy = leaf(step.out.logprobs), leaf(step.out.entropy)
-            cycle = Cycle(step.rollouts, step.rewards, step.batch.advantages, [])
+            cycle = Cycle(step.rollouts, step.rewards, step.batch.advantages, [], tables=dict(step.batch.tables))
             order = torch.randperm(len(step.rollouts), generator=torch.Generator().manual_seed(seed)).tolist()
             total = torch.zeros((), dtype=value.dtype)
             for rows in _split(order, sizes):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from grpozoo.config import Config
 from grpozoo.hooks import KINDS, Plugin
-from grpozoo.loop import per_token
+from grpozoo.loop import add_token_rewards, per_token
 from grpozoo.ops import denominators
 from grpozoo.plugins import Active, activate, installed
 from grpozoo.testing.context import Context
-from grpozoo.testing.example import Fixture, example, leaf, whole_batch
+from grpozoo.testing.example import Fixture, example, leaf, whole_batch, with_tables
 from grpozoo.types import Batch, Output, Rewards, Rollouts
 from grpozoo.update import objective
 
@@ -42,6 +42,7 @@ class Live:
         self.hooks, self.needs = self.active.hooks, self.active.needs
         self.plugin: Plugin = self.active.plugins[subject.name]
         self.run = Context(subject.config, self.active)
+        self.hooks.setup(run=self.run)
 
     def advantage(self, step: Fixture) -> Tensor:
         """[R] or [R, T], as the plugins answer."""
@@ -55,13 +56,15 @@ class Live:
         return wide.masked_fill(~step.batch.mask | step.rewards.total.isnan()[:, None], 0.0)
 
     def begin(self, step: Fixture) -> Fixture:
-        """Advantages by the plugins, then before_update; the step as the update will see it."""
+        """Advantages by the plugins, then before_update and minibatch; the step as the update will see it."""
         step = self.trim(step)
+        answers = self.hooks.token_rewards(rollouts=step.rollouts, run=self.run)
+        step = step._replace(rewards=add_token_rewards(answers, step.rollouts, step.rewards))
         batch = whole_batch(step.rollouts, step.rewards, self.wide_advantage(step))
         self.hooks.before_update(
             rollouts=step.rollouts, rewards=step.rewards, advantages=batch.advantages, run=self.run
         )
-        return step._replace(batch=batch)
+        return step._replace(batch=with_tables(self.hooks, batch, step.out, self.run))
 
     def trim(self, step: Fixture) -> Fixture:
         """Only what the plugins said they need is there."""
@@ -85,6 +88,7 @@ class Live:
         weights, terms = torch.ones_like(losses), torch.zeros_like(losses)
         for hook in ("token_weights", "regularizer"):
             for answer in getattr(self.hooks, hook)(batch=batch, out=out):
+                answer = answer[0] if isinstance(answer, tuple) else answer
                 claim(answer.shape in shapes, f"{hook}() answers [r, T] or [r, 1], got {_shape(answer)}")
                 weights, terms = (weights * answer, terms) if hook == "token_weights" else (weights, terms + answer)
         answers = {"policy_loss": losses, "token_weights": weights, "regularizer": terms}
@@ -93,7 +97,7 @@ class Live:
     def objective(self, step: Fixture, batch: Batch | None = None, out: Output | None = None) -> Tensor:
         """The (micro-)batch's share of the loss; denominators are those of the whole step."""
         how = self.hooks.aggregation()
-        whole = denominators(step.batch.mask, CONST_LEN)[how]
+        whole = denominators(step.batch.mask, CONST_LEN)
         return objective(self.hooks, batch or step.batch, out or step.out, how, whole, "all_rows" in self.needs)
 
     def value_and_gradients(self, step: Fixture) -> tuple[Tensor, list[Tensor]]:
