@@ -45,6 +45,11 @@ class Update:
     shared_prefix: bool = True  # forward and backward of a prompt once per group; false: once per completion
     gradient_checkpointing: bool = False  # recompute activations: less memory, more time; excludes shared_prefix
 
+    @property
+    def per_batch(self) -> int:
+        """Optimizer steps that share one batch of rollouts."""
+        return self.mini_batches * self.epochs
+
     def check(self) -> None:
         for name in ("mini_batches", "epochs", "activation_memory_mb", "logits_chunk"):
             require(getattr(self, name) >= 1, f"update.{name} is at least 1, got {getattr(self, name)}")

@@ -41,6 +41,7 @@ class Plugin:
         frozenset()
     )  # quantities that it steers, e.g. "entropy"; two that steer the same are refused
     conflicts: dict[str, str] = {}  # plugin that it does not stack with -> why
+    options_for: dict[str, tuple[str, ...]] = {}  # hook -> options that only it reads: refused when another answers it
     hook_version = HOOK_VERSION
 
     @dataclass

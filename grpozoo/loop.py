@@ -36,10 +36,8 @@ def collect(run) -> Cycle:
     run.began = time.perf_counter()
     prompts = run.prompts(config.prompts_per_step)
     samples = tuple(range(config.group_size))
-    with run.timer("time/generate_s"):
-        rollouts = run.generate([Request(prompt, group, samples) for group, prompt in enumerate(prompts)])
-    with run.timer("time/reward_s"):
-        rewards = run.score(rollouts)
+    rollouts = run.generate([Request(prompt, group, samples) for group, prompt in enumerate(prompts)])
+    rewards = run.score(rollouts)
     rollouts, rewards = hooks.resample(rollouts=rollouts, rewards=rewards, run=run)
     with run.timer("time/measure_s"):
         rollouts = run.measure(rollouts)

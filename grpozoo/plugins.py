@@ -200,6 +200,7 @@ def register(plugins: dict[str, Plugin]) -> Active:
     active = Active(manager, plugins)
     _check_owners(active)
     _check_stack(active)
+    _check_idle_options(active)
     return active
 
 
@@ -228,6 +229,21 @@ def _check_stack(active: Active) -> None:
                 raise UserError(
                     f"{' and '.join(rivals)} both control the {quantity}: two controllers of one quantity work against "
                     "each other\nkeep one, drop the other with ~plugins.NAME"
+                )
+
+
+def _check_idle_options(active: Active) -> None:
+    """Options that somebody set and that nobody reads, because another plugin answers their hook."""
+    answering = active.answering()
+    for name, plugin in active.plugins.items():
+        for hook, options in plugin.options_for.items():
+            winner = answering[hook][0]
+            changed = [o for o in options if getattr(plugin.config, o) != getattr(type(plugin).Config(), o)]
+            if winner != name and changed:
+                value = getattr(plugin.config, changed[0])
+                raise UserError(
+                    f"plugins.{name}.{changed[0]}={getattr(value, 'name', value)} has no effect: {winner} replaces {hook}()\n"
+                    f"set the options of plugins.{winner}, or drop it with ~plugins.{winner}"
                 )
 
 

@@ -44,13 +44,14 @@ class Run:
         self.timings: dict[str, float] = {}
         self.began = time.perf_counter()
         self.data = PromptStream(self.task.train, self.config.seed)
-        self.total_updates = self.config.steps * self.config.update.mini_batches * self.config.update.epochs
+        self.total_updates = self.config.steps * self.config.update.per_batch
         self.store = Store(run_dir / "checkpoints", self.config.checkpoint.keep)
         self.tracker = Tracker(run_dir, self.config, accelerator, accelerator.is_main_process)
         self.signals: list[int] = []  # received
+        self.said: set[str] = set()  # what was printed already
         self.lock = claim(run_dir) if accelerator.is_main_process else None
         for notice in settings.notices:
-            self.tracker.progress.print(notice)
+            self.say(notice)
         self._load_policy()
         self.hooks.setup(run=self)
         if checkpoint:
@@ -100,6 +101,10 @@ class Run:
 
         temperature: null = the run's; 0 = greedy. Truncation (top-k, top-p, min-p) applies to training only.
         """
+        with self.timer("time/generate_s"):
+            return self._generate(requests, temperature)
+
+    def _generate(self, requests: list[Request], temperature: float | None) -> Rollouts:
         law = self.policy.law if temperature is None else Law(temperature)
         sampler = Greedy() if law.temperature == 0 else self.hooks.token_sampler(run=self)
         mine = requests[self.rank :: self.world]
@@ -149,6 +154,10 @@ class Run:
 
     def score(self, rollouts: Rollouts) -> Rewards:
         """Rewards of the rollouts, shaped. The main process asks the reward plugins; an error reaches every process."""
+        with self.timer("time/reward_s"):
+            return self._score(rollouts)
+
+    def _score(self, rollouts: Rollouts) -> Rewards:
         answer: list = [None, None]
         if self.accelerator.is_main_process:
             try:
@@ -163,7 +172,7 @@ class Run:
 
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
-        several = self.config.update.mini_batches * self.config.update.epochs > 1
+        several = self.config.update.per_batch > 1
         wanted = set(self.needs)
         if several or self.hooks.minibatch.get_hookimpls():
             wanted.add("old_logprobs")
@@ -192,6 +201,12 @@ class Run:
             if entropy:
                 entropies[micro, :width] = out.entropy.cpu()
         return self.sum(logprobs), None if entropies is None else self.sum(entropies)
+
+    def say(self, text: str) -> None:
+        """Print a text above the live line, once in a run, by the main process."""
+        if text not in self.said and self.accelerator.is_main_process:
+            self.said.add(text)
+            self.tracker.progress.print(text)
 
     # --- processes -----------------------------------------------------------------------------------------------
 
@@ -300,12 +315,13 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics. What plugins log meanwhile does not mix with what they logged of training."""
         kept = {plugin: plugin.logged for plugin in self.plugins.values()}
-        started = time.perf_counter()
+        timings, started = dict(self.timings), time.perf_counter()
         try:
             for plugin in kept:
                 plugin.logged = []
             return evaluate(self) | {"time/eval_s": time.perf_counter() - started}
         finally:
+            self.timings = timings
             for plugin, logged in kept.items():
                 plugin.logged = logged
 

@@ -131,9 +131,18 @@ def _take(value: Any, rows: Sequence[int]) -> Any:
 def concatenate(parts: Sequence[Any]) -> Any:
     """Rows of several Rollouts (or of several Rewards) one after the other, padded to the longest completion.
 
-    A quantity that one part lacks (old_logprobs before it was measured) is None in the result.
+    A quantity that one part lacks (old_logprobs before it was measured) is None in the result; a reward component that
+    one part lacks is NaN there, "no answer".
     """
     kind = type(parts[0])
+    if kind is Rewards:
+        names = dict.fromkeys(name for part in parts for name in part.components)
+        full = [
+            {n: part.components.get(n, part.total.new_full((len(part.total),), float("nan"))) for n in names}
+            for part in parts
+        ]
+        weights = {name: weight for part in parts for name, weight in part.weights.items()}
+        parts = [replace(part, components=more, weights=weights) for part, more in zip(parts, full, strict=True)]
     return kind(**{f.name: _join([getattr(part, f.name) for part in parts]) for f in fields(kind)})
 
 

@@ -30,6 +30,12 @@ class Grpo(Plugin):
         "kl": "nats per token: mean k3 estimate of KL(policy || reference)",
     }
 
+    options_for = {
+        "advantage": ("std", "ddof", "eps"),
+        "policy_loss": ("clip", "clip_high"),
+        "aggregation": ("aggregation",),
+    }
+
     @dataclass
     class Config:
         std: Std = Std.group  # what the centred reward is divided by; none: nothing (Dr. GRPO's advantage)

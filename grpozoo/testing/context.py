@@ -47,6 +47,7 @@ class Context:
         self._policies: Mapping[str, Any] | None = None
         self._reference: Any = None
         self.taken = 0  # prompts
+        self.said: list[str] = []
 
     @property
     def policies(self):
@@ -133,6 +134,11 @@ class Context:
         """What the reward plugins answer, shaped."""
         rewards = score(self.hooks, self.plugins, rollouts, self, timeout=60.0)
         return self.hooks.transform_rewards(rollouts=rollouts, rewards=rewards, run=self)
+
+    def say(self, text: str) -> None:
+        """Remember what was said, once each."""
+        if text not in self.said:
+            self.said.append(text)
 
     def mine(self, rollouts: Rollouts, rows: list[int]):
         """All rows at once."""

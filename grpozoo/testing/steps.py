@@ -93,6 +93,8 @@ def _compare(subject: Subject, step: Fixture, disturbed: Fixture, expected, how:
         seen = observe(live, disturbed)
     mask = disturbed.batch.mask
     for name, values in seen.items():
+        if name.startswith("gradient"):
+            claim(not bool(values.masked_fill(mask, 0).any()), f"{how}: there is a {name} at masked positions")
         close(values.masked_fill(~mask, 0), expected(plain[name]).masked_fill(~mask, 0), f"{how}, {name}")
 
 
