@@ -35,6 +35,14 @@ class Gdpo(Plugin):
                 raise ValueError(f"eps is at least 0, got {self.eps}")
 
     @hookimpl
+    def validate(self, config):
+        if (config.plugins.get("kl") or {}).get("form") == "reward":
+            raise UserError(
+                f"plugins.kl.form=reward does not stack with {self.name}, which normalises each reward component of a "
+                "completion\nset plugins.kl.form=loss, or use another advantage"
+            )
+
+    @hookimpl
     def advantage(self, rollouts, rewards):
         self.check(rewards)
         S, group_id = torch.zeros_like(rewards.total), rollouts.group_id  # [R] float64

@@ -8,8 +8,8 @@
 
 A single outlier moves the geometric mean little, so the range e^-0.4 to e^0.4 is wider than PPO's. The tokens that are
 not clipped share the gradient -exp(..) A / L equally, the clipped ones get 0.
-It stacks on any advantage that is one number per completion. It refuses those that differ among tokens: gspo_token
-takes them. Weights of single tokens would scale the completion by their mean, not the token.
+It stacks on any advantage that is one number per completion. It refuses those that differ among tokens, and weights of
+single tokens, which would scale the completion by their mean: gspo_token takes both.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from grpozoo import Plugin, UserError, hookimpl, masked_mean
 
 
+TOKENS = "gmpo has one ratio and one advantage per completion, and this acts on single tokens (gspo_token takes it)"
+
+
 class Gmpo(Plugin):
     """`algo=gmpo`."""
 
+    conflicts = dict.fromkeys(
+        ("entropy_advantage", "entropy_mask", "ppo", "process", "stare", "steer", "token_class"), TOKENS
+    )
     metrics = {"clipped": "share of tokens, 0 to 1: log ratio above clip with A > 0, or below -clip with A < 0"}
 
     @dataclass

@@ -21,8 +21,8 @@ from grpozoo.tasks import Task
 SMALL = {
     "model": {"warm_start": False, "layers": 1, "width": 16, "heads": 2},
     "max_completion_length": 6,
-    "prompts_per_step": 3,
-    "group_size": 4,
+    "prompts_per_step": 4,
+    "group_size": 3,
     "steps": 3,
     "lr": 3e-2,
     "update": {"mini_batches": 2},
@@ -35,9 +35,10 @@ ACTIVE = {
     "clip_cov": {"share": 0.5, "lower": -99.0, "upper": 99.0},
     "clip_higher": {"clip": 0.01, "clip_high": 0.02},
     "entropy_bonus": {"coef": 0.1},
+    "entropy_mask": {"share": 0.8},
     "kl": {"coef": 0.1},
     "kl_cov": {"share": 0.5},
-    "mismatch": {"level": "token", "mode": "truncate", "c_max": 0.9},
+    "mismatch": {"level": "sequence", "mode": "truncate", "c_max": 0.9},
     "dual_clip": {"c": 1.21},
     "opsm": {"threshold": 0.0},
     "reference": {"every": 1},
@@ -70,13 +71,13 @@ class Probe(Plugin):
     @hookimpl
     def reward(self, rollouts, run):
         right = [run.task.verify(p, text) for p, text in zip(rollouts.prompts, rollouts.text, strict=True)]
-        upper = [sum(sign.isupper() for sign in text) / 10 for text in rollouts.text]
+        sums = [sum(map(ord, text)) % 101 / 101 for text in rollouts.text]
         ends = rollouts.lengths.clamp(min=1) - 1
         halves = [
-            torch.tensor([[int(end) // 2, r], [int(end), u]], dtype=torch.float64)
-            for end, r, u in zip(ends, right, upper, strict=True)
+            torch.tensor([[int(end) // 2, r], [int(end), s]], dtype=torch.float64)
+            for end, r, s in zip(ends, right, sums, strict=True)
         ]
-        return {"right": right, "upper": upper, "halves": halves}
+        return {"right": right, "sums": sums, "halves": halves}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +136,8 @@ def test_each_method_trains_and_is_not_grpo(name):
 # Methods that do nothing by themselves, and what the refusal says.
 NEEDS_COMPANY = {"reference": "reference"}
 # Pairs of which one method has nothing to act on, and why.
-IDLE = {("opsm", "passk"): "opsm masks rows of negative advantage, and passk gives none"}
+NONE_NEGATIVE = "it acts on negative advantages, and passk gives none"
+IDLE = dict.fromkeys([("dual_clip", "passk"), ("opsm", "passk"), ("passk", "two_sided")], NONE_NEGATIVE)
 
 
 @pytest.mark.parametrize("first", methods())

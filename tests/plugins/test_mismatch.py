@@ -152,17 +152,19 @@ def test_old_log_probabilities_are_measured_only_to_normalise():
         assert bool(active.hooks.minibatch.get_hookimpls()) is normalize
 
 
-def test_what_is_outside_is_logged():
-    """C_max = 1.4: rows 0, 4 and 6 with 3 + 1 + 5 of 27 tokens."""
+@pytest.mark.parametrize("source, outside", [("policy", 9 / 27), ("teacher", 6 / 27)])
+def test_what_is_outside_is_logged(source, outside):
+    """C_max = 1.4: rows 0, 4 and 6 with 3 + 1 + 5 of 27 tokens; row 0 is not, if nobody sampled it."""
     active = compose("algo=mismatch", *options(c_max=1.4))[1]
     step = fixture()
-    active.hooks.token_weights(batch=step.batch, out=step.out)
+    rollouts = replace(step.rollouts, policy=(source, *step.rollouts.policy[1:]))
+    active.hooks.token_weights(batch=replace(step.batch, rollouts=rollouts), out=step.out)
     logged = {name: (float(value), weight) for name, value, weight in active.plugins["mismatch"].logged}
-    mean = sum(n * rho for n, rho in zip(LENGTHS, PRODUCTS, strict=True) if rho < 1.4) / 27
-    assert logged == {
-        "mismatch/outside": (pytest.approx(9 / 27), 27),
-        "mismatch/weight": (pytest.approx(mean, abs=1e-6), 27),
-    }
+    kept = [0 if rho > 1.4 else rho for rho in PRODUCTS]
+    kept[0] = 1 if source == "teacher" else kept[0]
+    mean = sum(n * weight for n, weight in zip(LENGTHS, kept, strict=True)) / 27
+    assert logged["mismatch/outside"] == (pytest.approx(outside), 27)
+    assert logged["mismatch/weight"] == (pytest.approx(mean, abs=1e-6), 27)
 
 
 @pytest.mark.parametrize("algo", ["gspo", "gspo_token", "luspo"])

@@ -1,5 +1,6 @@
 """algo=token_class: the class has its own mean in the loss, whatever it is and wherever it stands."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,15 @@ def test_off_is_grpo_under_token_mean(off):
     found, plain = loss("algo=token_class", FEW, off), loss(TOKEN_MEAN)
     assert found[0] == plain[0]
     assert torch.equal(found[1], plain[1])
+
+
+def test_padding_that_spells_a_member_is_no_member():
+    """Ids beyond the mask may be anything, here "=" as in a vocabulary that has it at the padding's id."""
+    expected, plugin, step = weights()
+    ids = step.rollouts.completion_ids.masked_fill(~step.batch.mask, 3)
+    batch = replace(step.batch, rollouts=replace(step.rollouts, completion_ids=ids))
+    run = SimpleNamespace(policy=Decoder())
+    assert torch.equal(plugin.minibatch(batch=batch, out=step.out, run=run)["token_class/weights"], expected)
 
 
 def test_a_token_is_decoded_once():

@@ -65,6 +65,15 @@ def test_extreme_ratios_are_clamped(change, phi):
     assert (-27 * gradient[:, 0]).tolist() == pytest.approx([phi] * 8, rel=1e-9, abs=1e-30)
 
 
+def test_without_decay_the_clamp_is_the_bound():
+    """lambda = 0, k = 1: phi = W, at most e^20 = 485165195.41."""
+    step = fixture()
+    step = step._replace(out=Output((step.rollouts.old_logprobs + 100.0 * step.batch.mask).requires_grad_()))
+    options = ("plugins.vespo.k_pos=1", "plugins.vespo.lambda_pos=0")
+    _, gradient = loss("algo=vespo", *options, step=step, advantages=[1.0] * 8)
+    assert (-27 * gradient[:, 0]).tolist() == pytest.approx([math.exp(20)] * 8, rel=1e-12)
+
+
 def test_one_update_per_batch_is_noticed():
     for overrides, expected in (((), 1), (("update.mini_batches=4",), 0)):
         config, active = compose("algo=vespo", *overrides)
