@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpozoo import config as core
 from grpozoo import hooks, types
+from grpozoo.cli import card
 from grpozoo.hooks import KINDS
 from grpozoo.metrics import METRICS
 from grpozoo.plugins import installed, load_class
@@ -162,6 +163,8 @@ GENERATORS = {
     "types": types_table,
     "levels": levels_table,
     "metrics": metrics_table,
+    "methods": card.index,
+    "smallest": card.smallest,
 }
 
 
@@ -176,5 +179,7 @@ def filled(text):
 
 
 if __name__ == "__main__":
-    for page in sorted(DOCS.glob("*.md")):
+    for page in [*sorted(DOCS.glob("*.md")), DOCS / "methods" / "README.md"]:
         page.write_text(filled(page.read_text()))
+    for name in card.methods():
+        (DOCS / "methods" / f"{name}.md").write_text(card.card(name))

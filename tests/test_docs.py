@@ -24,17 +24,17 @@ from omegaconf import OmegaConf
 from reward_rows import rewards_of, rows
 
 from grpozoo import Prompt, UserError, plugins, search_path
-from grpozoo.cli import tools
+from grpozoo.cli import card, tools
 from grpozoo.cli.main import FLAGS, TOOLS, compose, main
 from grpozoo.cli.train import train
 from grpozoo.data import load_task
 from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS
 from grpozoo.metrics import describe
-from grpozoo.plugins import activate, create, installed
+from grpozoo.plugins import activate, create, installed, load_class
 from grpozoo.settings import FREE, read_core
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "methods" / "README.md", ROOT / "README.md"]
 FENCE = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = [
     "model.warm_start=false",
@@ -239,6 +239,23 @@ def test_the_hooks_page_has_every_hook_in_its_picture_and_the_version():
     assert [need for need in NEEDS if f'"{need}"' not in page] == []
     assert f"`grpozoo.HOOK_VERSION` is {HOOK_VERSION}." in page
     assert {kind for kind in KINDS.values() if not re.search(rf"^\| (\w+, )?{kind}\b", page, re.MULTILINE)} == set()
+
+
+@pytest.mark.parametrize("name", card.methods())
+def test_the_card_of_each_method_is_what_the_code_says(name):
+    """If this fails: `python tests/doc_tables.py`."""
+    assert text_of(ROOT / "docs" / "methods" / f"{name}.md") == card.card(name)
+
+
+def test_there_is_no_card_without_a_method():
+    files = {file.stem for file in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
+    assert files == set(card.methods())
+
+
+def test_the_smallest_methods_are_as_small_as_promised():
+    sizes = {name: (card.code_lines(load_class(name)), card.hooks(load_class(name))) for name in card.methods()}
+    assert min(lines for lines, hooks in sizes.values() if "`advantage` (one)" in hooks) <= 15
+    assert min(lines for lines, hooks in sizes.values() if "`policy_loss` (one)" in hooks) <= 25
 
 
 @pytest.mark.parametrize("key", doc_tables.ALLOWED)

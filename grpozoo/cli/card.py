@@ -3,6 +3,7 @@
 import ast
 import inspect
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Sequence
@@ -151,7 +152,24 @@ def index() -> str:
     return "\n".join(parts)
 
 
+def smallest() -> str:
+    """The smallest advantage and the smallest loss, as they are: file, lines of code, text."""
+    parts = []
+    for hook in ("advantage", "policy_loss"):
+        owners = [name for name in methods() if f"`{hook}` (one)" in hooks(load_class(name))]
+        name = min(owners, key=lambda name: (code_lines(load_class(name)), name))
+        cls = load_class(name)
+        source = inspect.getsource(inspect.getmodule(cls))
+        code = source[source.index('"""', 3) + 3 :].strip()
+        parts.append(
+            f"`{hook}`: plugins/{name}.py, {code_lines(cls)} lines of code below its docstring.\n\n```py\n{code}\n```\n"
+        )
+    return "\n".join(parts)
+
+
 def _comment(name: str) -> str:
-    """The first comment of a preset's file."""
-    lines = (search_path.CONF / stacking.GROUP / f"{name}.yaml").read_text().splitlines()[1:]
-    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+    """The first sentence of a recipe's file."""
+    folders = (search_path.CONF, *search_path.config_folders().values())
+    file = next(f for folder in folders if (f := folder / stacking.GROUP / f"{name}.yaml").is_file())
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines()[1:])
+    return re.split(r"(?<=\w)[.:] (?=[A-Z])|[.:]$", " ".join(line.strip("# ") for line in lines))[0] + "."
