@@ -17,7 +17,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from scipy.stats import t as student
 
@@ -86,7 +86,7 @@ COLUMNS = {  # heading -> (metric, how its values over a run become a number, di
         "entropy, mid": ("rollout/entropy", "mid", 2), "entropy, end": ("rollout/entropy", "end", 2),
         "accuracy": ("heldout/avg@32", "last", 3), "pass@8": ("heldout/pass@8", "last", 3),
         "distinct": ("heldout/distinct", "last", 1), "gate duty": ("stare/duty", "last", 2),
-        "w*": ("stare/w_star", "mean", 2),
+        "w*, median": ("stare/w_star", "median", 1),
     },
     "gspo": {
         "train reward, end": ("reward/answer_mean", "end", 3), "accuracy": ("heldout/avg@8", "evals", 3),
@@ -179,7 +179,7 @@ def number(series: list, how: str) -> float | None:
     middle = len(values) // 2
     parts = {"end": values[-tenth:], "head": values[:tenth], "mid": values[middle - tenth // 2 : middle + tenth // 2 + 1],
              "last": values[-1:], "first": values[:1], "evals": values[-2:], "mean": values}  # fmt: skip
-    return sum(values) if how == "sum" else fmean(parts[how])
+    return {"sum": sum, "median": median}[how](values) if how in ("sum", "median") else fmean(parts[how])
 
 
 def interval(values: list[float]) -> float:
