@@ -27,6 +27,13 @@ def _found() -> dict[str, EntryPoint]:
 
 
 @cache
+def default() -> str:
+    """The choice of the configuration's own list of defaults."""
+    lines = OmegaConf.load(search_path.CONF / "config.yaml").defaults
+    return next(line[GROUP] for line in lines if not isinstance(line, str) and GROUP in line)
+
+
+@cache
 def content(choice: str) -> DictConfig:
     """What a choice of the group adds to the section `plugins`."""
     folders = (search_path.CONF, *search_path.config_folders().values())

@@ -110,8 +110,8 @@ class Luffy(Plugin):
         high = low if self.config.clip_high is None else self.config.clip_high
         own = clip_surrogate(importance_ratio(out.logprobs, batch.old_logprobs), A, low, high)  # [r, T]
         given = torch.tensor([name == TRACE for name in batch.rollouts.policy], device=A.device)[:, None]  # [r, 1]
-        p = out.logprobs.exp()
         tokens = batch.mask & given
+        p = out.logprobs.masked_fill(~tokens, 0.0).exp()
         self.log("trace_probability", masked_mean(p.detach(), tokens), int(tokens.sum()))
         return torch.where(given, -p / (p + self.config.gamma) * A, own)
 

@@ -25,8 +25,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def methods() -> list[str]:
-    """The choices of `algo` that are a plugin of the same name, GRPO's own apart."""
-    return [name for name in search_path.choices(stacking.GROUP) if name in installed() and name != "grpo"]
+    """Our own choices of `algo` that are a plugin of the same name, the default apart."""
+    ours = {name for name, entry in installed().items() if entry.dist.name == "grpozoo"}
+    return [name for name in search_path.choices(stacking.GROUP) if name in ours - {stacking.default()}]
 
 
 def presets() -> list[str]:

@@ -18,7 +18,7 @@ List the installed plugins (or those named): distribution, hooks with their kind
     "explain": """grpozoo explain metrics | RUN_FOLDER | [KEY=VALUE ...]
 Say what each metric means, who did what in a run and where it stands, or what a command line would run: its plugins in
 the order of application, who answers which hook, and what there is to know beforehand.
-  grpozoo explain algo=[gspo,stare] sampler=iid""",
+  grpozoo explain algo=[ONE,OTHER] sampler=iid""",
     "card": """grpozoo card NAME
 What one method is, made from its code: source, equations, options, needs, what it stacks with and what not, and why.""",
     "check": """grpozoo check NAME [KEY=VALUE ...]
