@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may download weights or data in a test
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # workers side by side with two threads each slow each other tenfold
 
 import pytest
 import torch
