@@ -177,6 +177,7 @@ def test_evaluation_asks_for_greedy_and_sampled_and_reports_both():
             "heldout/truncated": 0.5,
             "heldout/missing": 0.0,
             "heldout/avg@4": (2 / 4 + 1 / 4) / 2,
+            "heldout/distinct": 1.0,  # the two right ones of the first prompt are the same text
             "heldout/pass@1": 0.375,
             "heldout/best@1": 0.75,  # the total is twice the verdict
             "heldout/maj@1": 0.375,

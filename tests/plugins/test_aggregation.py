@@ -32,8 +32,9 @@ def test_the_default_is_the_token_level_loss_and_the_sum_is_27_times_as_large():
     assert sum_ == pytest.approx(27 * mean, abs=1e-6)
 
 
-def test_it_overrules_the_option_of_grpo_and_off_is_grpo():
-    assert loss("algo=aggregation", "plugins.grpo.aggregation=seq_sum")[0] == loss("algo=aggregation")[0]
+def test_the_option_of_grpo_would_have_no_effect_and_off_is_grpo():
+    with pytest.raises(UserError, match="plugins.grpo.aggregation=seq_sum has no effect: aggregation replaces"):
+        compose("algo=aggregation", "plugins.grpo.aggregation=seq_sum")
     assert loss("algo=aggregation", "~plugins.aggregation")[0] == loss()[0]
 
 

@@ -21,6 +21,7 @@ GRPO = [
     "plugins.grpo.eps=1e-6", "plugins.grpo.aggregation=token_mean", "plugins.grpo.clip=0.2", "plugins.grpo.clip_high=0.28",
 ]  # fmt: skip
 ON = ["algo=stare", *GRPO, "plugins.stare.target_entropy=0.6"]  # H = 0.558824 is below
+DUAL = ["plugins.dual_clip.clip_high=0.28", "plugins.grpo.clip_high=null"]  # the surrogate is dual_clip's then
 RARE = [(0, 2), (3, 0), (5, 1)]  # L+ of the worked step
 RARE_NEGATIVE = [(1, 3), (7, 2)]  # L-
 
@@ -104,7 +105,7 @@ def test_loss_of_the_worked_step(options, off_policy, on_policy, mean):
 @pytest.mark.parametrize("dual", [False, True])
 def test_losses_of_single_tokens_of_the_worked_step(dual):
     """C2; (0, 2) is clipped at 1.28 and (1, 3) at 0.8; a dual clip of 10 binds nowhere."""
-    algo = ["algo=[stare,dual_clip]", "plugins.dual_clip.clip_high=0.28", "plugins.dual_clip.c=10"] if dual else []
+    algo = ["algo=[stare,dual_clip]", *DUAL, "plugins.dual_clip.c=10"] if dual else []
     active, step = begun(*ON, *algo, "plugins.stare.variant=C2", step=worked())
     (omega,) = active.hooks.token_weights(batch=step.batch, out=step.out)
     found = omega * active.hooks.policy_loss(batch=step.batch, out=step.out).detach()
@@ -229,7 +230,7 @@ def test_weights_carry_no_gradient():
 @pytest.mark.parametrize("surrogate", ["grpo", "dual_clip"])
 def test_a_weight_on_the_loss_is_a_weight_on_the_advantage(surrogate):
     """Also where the clip binds, and the dual clip (c = 1.3 below the ratio of (7, 2), exp(0.35) = 1.42)."""
-    dual = ["plugins.dual_clip.clip_high=0.28", "plugins.dual_clip.c=1.3"] if surrogate == "dual_clip" else []
+    dual = [*DUAL, "plugins.dual_clip.c=1.3"] if surrogate == "dual_clip" else []
     algo = "algo=[stare,dual_clip]" if dual else "algo=stare"
     base = ["algo=dual_clip"] if dual else ["algo=grpo"]
     options = ["plugins.stare.variant=C2", "plugins.stare.reweight_w=3"]
