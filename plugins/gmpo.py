@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from grpozoo import Plugin, UserError, hookimpl, masked_mean
 
-
 TOKENS = "gmpo has one ratio and one advantage per completion, and this acts on single tokens (gspo_token takes it)"
 
 

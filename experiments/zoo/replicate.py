@@ -121,7 +121,8 @@ def main() -> None:
         places = list(pool.map(lambda job: run(folder, [*common, *arms[job[0]]], *job), jobs))
     runs = [{"arm": name, "seed": seed, **read(place)} for (name, seed), place in zip(jobs, places, strict=True)]
     record = {"common": common, "arms": {name: arms[name] for name in names}, "runs": runs}
-    (HERE / f"{args.suite}.json").write_text(json.dumps(record) + "\n")
+    numbers = [{"arm": one["arm"], "seed": one["seed"], **summary(args.suite, one["series"])} for one in runs]
+    (HERE / f"{args.suite}.json").write_text(json.dumps({**record, "runs": numbers}, indent=1) + "\n")
     (HERE / f"{args.suite}.md").write_text(text := table(args.suite, record))
     print(text)
     plot(args.suite, record, HERE / f"{args.suite}.png")
@@ -182,6 +183,11 @@ def number(series: list, how: str) -> float | None:
     return {"sum": sum, "median": median}[how](values) if how in ("sum", "median") else fmean(parts[how])
 
 
+def summary(suite: str, series: dict) -> dict[str, float | None]:
+    """The columns of one run."""
+    return {name: number(series.get(metric, []), how) for name, (metric, how, _) in COLUMNS[suite].items()}
+
+
 def interval(values: list[float]) -> float:
     """Half the width of the 95 % confidence interval of the mean."""
     if len(values) < 2:
@@ -204,9 +210,9 @@ def table(suite: str, record: dict) -> str:
     ]
     for arm in record["arms"]:
         cells = []
-        for metric, how, digits in columns.values():
-            found = [number(run["series"].get(metric, []), how) for run in record["runs"] if run["arm"] == arm]
-            values = [value for value in found if value is not None]
+        found = [summary(suite, run["series"]) for run in record["runs"] if run["arm"] == arm]
+        for name, (_, _, digits) in columns.items():
+            values = [numbers[name] for numbers in found if numbers[name] is not None]
             cells.append(f"{fmean(values):.{digits}f} ± {interval(values):.{digits}f}" if values else "-")
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines += ["", "| arm | options |", "| --- | --- |"]
