@@ -65,9 +65,9 @@ def _default(field) -> str:
     value = field.default_factory() if callable(field.default_factory) else field.default
     if isinstance(value, Enum):
         return value.name
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, float) else f"{value:g}"
-    )
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def hooks(cls: type) -> list[str]:
