@@ -1,8 +1,9 @@
-"""Which methods stack: every pair of choices of the group `algo`, put together as the command line would, without a model."""
+"""Which methods stack: every pair of methods, put together as the command line would, without a model."""
 
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,13 +13,14 @@ from grpozoo.plugins import Active, activate, installed
 from grpozoo.settings import read_core
 
 GROUP = "algo"
+BESIDE = ("sampler", "params")  # groups whose choices are methods too, one at a time
 
 
 @cache
-def _base() -> DictConfig:
+def _base(*overrides: str) -> DictConfig:
     from grpozoo.cli.main import compose
 
-    return compose([])
+    return compose(list(overrides))
 
 
 @cache
@@ -27,17 +29,28 @@ def _found() -> dict[str, EntryPoint]:
 
 
 @cache
-def default() -> str:
-    """The choice of the configuration's own list of defaults."""
+def defaults() -> dict[str, str]:
+    """Group -> choice, of the configuration's own list of defaults."""
     lines = OmegaConf.load(search_path.CONF / "config.yaml").defaults
-    return next(line[GROUP] for line in lines if not isinstance(line, str) and GROUP in line)
+    return {group: choice for line in lines if not isinstance(line, str) for group, choice in line.items()}
+
+
+def group_of(choice: str) -> str:
+    """The group that a method is chosen in."""
+    return next((group for group in BESIDE if choice in search_path.choices(group)), GROUP)
+
+
+@cache
+def file_of(choice: str) -> Path:
+    """The config file of a choice."""
+    folders = (search_path.CONF, *search_path.config_folders().values())
+    return next(path for folder in folders if (path := folder / group_of(choice) / f"{choice}.yaml").is_file())
 
 
 @cache
 def content(choice: str) -> DictConfig:
-    """What a choice of the group adds to the section `plugins`."""
-    folders = (search_path.CONF, *search_path.config_folders().values())
-    return OmegaConf.load(next(file for folder in folders if (file := folder / GROUP / f"{choice}.yaml").is_file()))
+    """What a choice adds to the section `plugins`."""
+    return OmegaConf.load(file_of(choice))
 
 
 def stack(choices: Sequence[str], changes: dict | None = None) -> tuple[DictConfig, Active, list[str]]:
@@ -45,10 +58,12 @@ def stack(choices: Sequence[str], changes: dict | None = None) -> tuple[DictConf
 
     changes: further keys to set, as nested dictionaries.
     """
-    search_path.check_choices([f"{GROUP}=[{','.join(choices)}]"] if len(choices) > 1 else [])
-    composed = _base().copy()
+    chosen = {group: [name for name in choices if group_of(name) == group] for group in (GROUP, *BESIDE)}
+    methods = chosen.pop(GROUP)
+    search_path.check_choices([f"{GROUP}=[{','.join(methods)}]"] if len(methods) > 1 else [])
+    composed = _base(*(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names)).copy()
     OmegaConf.set_struct(composed, False)
-    composed.plugins = OmegaConf.merge(composed.plugins, *map(content, choices))
+    composed.plugins = OmegaConf.merge(composed.plugins, *map(content, methods))
     composed = OmegaConf.merge(composed, changes or {})
     config = read_core(composed)
     active = activate(composed.plugins, _found(), config.order)

@@ -25,9 +25,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def methods() -> list[str]:
-    """Our own choices of `algo` that are a plugin of the same name, the default apart."""
+    """Our own choices that are a plugin of the same name, the defaults apart."""
     ours = {name for name, entry in installed().items() if entry.dist.name == "grpozoo"}
-    return [name for name in search_path.choices(stacking.GROUP) if name in ours - {stacking.default()}]
+    choices = [name for group in (stacking.GROUP, *stacking.BESIDE) for name in search_path.choices(group)]
+    return sorted(name for name in choices if name in ours and name != stacking.defaults()[stacking.group_of(name)])
 
 
 def presets() -> list[str]:
@@ -98,7 +99,9 @@ def card(name: str) -> str:
     needs = cls(cls.Config()).needs
     parts = [
         f"# {title.rstrip('.')}\n",
-        f"`algo={name}`, {code_lines(cls)} lines of code" + (f". Source: {papers}" if papers else "") + "\n",
+        f"`{stacking.group_of(name)}={name}`, {code_lines(cls)} lines of code"
+        + (f". Source: {papers}" if papers else "")
+        + "\n",
         f"```text\n{body.strip(chr(10))}\n```\n" if body.strip() else "",
         "## Options\n",
         table(("option", "default", "meaning"), options(cls)) if options(cls) else "None.\n",
@@ -143,7 +146,8 @@ def index() -> str:
         text = inspect.getdoc(inspect.getmodule(cls)) or ""
         papers = ", ".join(dict.fromkeys(PAPER.findall(text)))
         owned = ", ".join(hook.split(" ")[0] for hook in hooks(cls) if hook.split(" ")[0] not in ("`validate`",))
-        rows.append((f"[{name}]({name}.md)", text.splitlines()[0].rstrip("."), papers, owned, code_lines(cls)))
+        shown = name if stacking.group_of(name) == stacking.GROUP else f"{stacking.group_of(name)}={name}"
+        rows.append((f"[{shown}]({name}.md)", text.splitlines()[0].rstrip("."), papers, owned, code_lines(cls)))
     parts = [table(("`algo=`", "method", "arXiv", "hooks", "lines of code"), rows)]
     made_of = []
     for name in presets():
@@ -170,7 +174,6 @@ def smallest() -> str:
 
 def _comment(name: str) -> str:
     """The first sentence of a recipe's file."""
-    folders = (search_path.CONF, *search_path.config_folders().values())
-    file = next(f for folder in folders if (f := folder / stacking.GROUP / f"{name}.yaml").is_file())
-    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines()[1:])
+    text = stacking.file_of(name).read_text()
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()[1:])
     return re.split(r"(?<=\w)[.:] (?=[A-Z])|[.:]$", " ".join(line.strip("# ") for line in lines))[0] + "."
