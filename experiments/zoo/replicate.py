@@ -94,8 +94,8 @@ COLUMNS = {  # heading -> (metric, how its values over a run become a number, di
     },
     "family": {
         "start": ("heldout/avg@8", "first", 3), "accuracy": ("heldout/avg@8", "last", 3),
-        "greedy": ("heldout/accuracy", "last", 3), "dead groups trained": ("groups/equal", "end", 2),
-        "seconds": ("time/step_s", "sum", 0),
+        "greedy": ("heldout/accuracy", "last", 3), "pass@8": ("heldout/pass@8", "last", 3),
+        "equal groups, end": ("groups/equal", "end", 2),
     },
     "length": {
         "wrong, start": ("wrong/length", "head", 2), "wrong, end": ("wrong/length", "end", 2),
