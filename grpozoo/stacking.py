@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from grpozoo import search_path
+from grpozoo.config import Config
 from grpozoo.errors import UserError
 from grpozoo.plugins import Active, activate, installed
 from grpozoo.settings import read_core
@@ -24,6 +25,11 @@ def _base(*overrides: str) -> DictConfig:
 
 
 @cache
+def _core(*overrides: str) -> Config:
+    return read_core(_base(*overrides))
+
+
+@cache
 def _found() -> dict[str, EntryPoint]:
     return installed()
 
@@ -35,6 +41,7 @@ def defaults() -> dict[str, str]:
     return {group: choice for line in lines if not isinstance(line, str) for group, choice in line.items()}
 
 
+@cache
 def group_of(choice: str) -> str:
     """The group that a method is chosen in."""
     return next((group for group in BESIDE if choice in search_path.choices(group)), GROUP)
@@ -60,12 +67,15 @@ def stack(choices: Sequence[str], changes: dict | None = None) -> tuple[DictConf
     """
     chosen = {group: [name for name in choices if group_of(name) == group] for group in (GROUP, *BESIDE)}
     methods = chosen.pop(GROUP)
-    search_path.check_choices([f"{GROUP}=[{','.join(methods)}]"] if len(methods) > 1 else [])
-    composed = _base(*(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names)).copy()
+    plugins = [plugin for name in methods for plugin in content(name)]
+    if len(plugins) > len(set(plugins)):
+        search_path.check_choices([f"{GROUP}=[{','.join(methods)}]"])
+    overrides = tuple(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names)
+    composed = _base(*overrides).copy()
     OmegaConf.set_struct(composed, False)
     composed.plugins = OmegaConf.merge(composed.plugins, *map(content, methods))
-    composed = OmegaConf.merge(composed, changes or {})
-    config = read_core(composed)
+    composed = OmegaConf.merge(composed, changes) if changes else composed
+    config = read_core(composed) if changes else _core(*overrides)
     active = activate(composed.plugins, _found(), config.order)
     return composed, active, [notice for notice in active.hooks.validate(config=config, active=active) if notice]
 
