@@ -43,6 +43,7 @@ class Update:
     activation_memory_mb: int = 1024  # MiB of estimated activations that a micro-batch may take
     logits_chunk: int = 512  # completion tokens whose logits exist at the same time
     shared_prefix: bool = True  # forward and backward of a prompt once per group; false: once per completion
+    prefix_cache: bool = True  # keep the states of frozen first layers for all passes over a batch; false: less memory
     gradient_checkpointing: bool = False  # recompute activations: less memory, more time; excludes shared_prefix
 
     @property

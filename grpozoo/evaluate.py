@@ -10,6 +10,17 @@ For a prompt with n samples, c of them right, rewards r_(1) <= ... <= r_(n), eve
 Each is the mean over all subsets, not over random ones: no random number is drawn and 1 right of 4 gives pass@4 = 1.
 A sample whose verdict is NaN ("no answer" of the verifier) is left out, so n differs between prompts; a prompt with
 fewer than k samples left does not count. Prompts weigh equally. A mean over no prompt is NaN. Right means >= 1.
+
+Where a token sampler couples the samples of a prompt, not every subset of k is distributed like k samples: the means
+are then over the sets that the sampler names (TokenSampler.sets), a set of cells c_1 .. c_k standing for all ways to
+take one sample from each cell. With F_j(v) = the share of c_j that is at most v,
+
+    best@k  = mean over sets of sum_v v (prod_j F_j(v) - prod_j F_j(v-))            pass@k: the same of right = 1, wrong = 0
+    maj@k   = mean over sets of the vote                                          if every cell is one sample
+    bound@k = mean over prompts of min(1, k c / n)                                no coupling that keeps the law has more
+
+A prompt with a NaN counts for k = 1 only: a set with a hole is no set. An estimate without a valid set is left out.
+c / n stands for the accuracy in bound@k, so it is low for k near n, and pass@n itself for k = n: take n several times k.
 """
 
 from __future__ import annotations
@@ -17,14 +28,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import comb, fsum, isnan, nan
+from math import comb, fsum, isnan, nan, prod
 from typing import TYPE_CHECKING, Any
 
 from grpozoo.errors import UserError, unknown
 from grpozoo.types import Request
 
 if TYPE_CHECKING:
+    from grpozoo.sampling import TokenSampler
     from grpozoo.types import Rewards, Rollouts
+
+Sets = list[list[list[int]]]  # sets of cells of samples, as TokenSampler.sets names them
 
 
 def avg_at_k(correct: Iterable[Iterable[float]]) -> float:
@@ -59,6 +73,29 @@ def maj_at_k(answers: Iterable[Iterable[Hashable]], correct: Iterable[Iterable[f
     return _mean(credits)
 
 
+def best_of_sets(values: Iterable[Iterable[float]], sets: Iterable[Sets]) -> float:
+    """best@k over the sets [prompts] of each prompt; of verdicts: pass@k. values: [prompts, n]; NaN: the prompt is out."""
+    pairs = zip(_rows(values), sets, strict=True)
+    return _mean(_mean(_largest(row, cells) for cells in its) for row, its in pairs if not any(map(isnan, row)))
+
+
+def maj_of_sets(
+    answers: Iterable[Iterable[Hashable]], correct: Iterable[Iterable[float]], sets: Iterable[Sets]
+) -> float:
+    """maj@k over sets whose cells hold one sample each; a prompt with a NaN verdict is out."""
+    credits = []
+    for names, verdicts, its in zip(_rows(answers), _rows(correct), sets, strict=True):
+        if not any(map(isnan, verdicts)):
+            votes = [[(names[row], verdicts[row] >= 1) for (row,) in cells] for cells in its]
+            credits.append(_mean(_vote(known, len(known)) for known in votes))
+    return _mean(credits)
+
+
+def bound_at_k(correct: Iterable[Iterable[float]], k: int) -> float:
+    """The most that pass@k can be, whatever the coupling, if the share of right samples is each prompt's accuracy."""
+    return _mean(min(1.0, k * sum(row) / len(row)) for row in _verdicts(correct) if row)
+
+
 def distinct(texts: Iterable[Iterable[str]], correct: Iterable[Iterable[float]]) -> float:
     """Different right completions among all samples of a prompt, mean over prompts; grows with the samples taken."""
     rows = zip(_rows(texts), _rows(correct), strict=True)
@@ -89,8 +126,12 @@ def summarize(
     sampled_rewards: Sequence[float] = (),
     answers: Sequence[Hashable] = (),
     ks: Iterable[int] = (),
+    sampler: TokenSampler | None = None,
 ) -> dict[str, float]:
-    """The `heldout/` metrics. Verdicts, rewards and final answers: one for each row; length and truncation: greedy."""
+    """The `heldout/` metrics. Verdicts, rewards and final answers: one for each row; length and truncation: greedy.
+
+    sampler: of the sampled rollouts; null: an independent one.
+    """
     lengths = _list(greedy_rollouts.lengths)
     verdicts = _list(greedy_correct)
     result = {
@@ -105,11 +146,30 @@ def summarize(
         finals = by_group(groups, answers)
         result[f"heldout/avg@{max(map(len, correct), default=0)}"] = avg_at_k(correct)
         result["heldout/distinct"] = distinct(by_group(groups, sampled_rollouts.text), correct)
+        coupled = sampler is not None and not sampler.independent
+        designs = _designs(sampled_rollouts) if coupled else []
         for k in ks:
-            result[f"heldout/pass@{k}"] = pass_at_k(correct, k)
-            result[f"heldout/best@{k}"] = best_at_k(rewards, k)
-            result[f"heldout/maj@{k}"] = maj_at_k(finals, correct, k)
+            if not coupled or k == 1:
+                result[f"heldout/pass@{k}"] = pass_at_k(correct, k)
+                result[f"heldout/best@{k}"] = best_at_k(rewards, k)
+                result[f"heldout/maj@{k}"] = maj_at_k(finals, correct, k)
+            else:
+                sets = [sampler.sets(*design, k) for design in designs]
+                if all(sets):
+                    result[f"heldout/pass@{k}"] = best_of_sets(correct, sets)
+                    result[f"heldout/best@{k}"] = best_of_sets(rewards, sets)
+                    if all(len(cell) == 1 for its in sets for cells in its for cell in cells):
+                        result[f"heldout/maj@{k}"] = maj_of_sets(finals, correct, sets)
+            if coupled:
+                result[f"heldout/bound@{k}"] = bound_at_k(correct, k)
     return result
+
+
+def _designs(rollouts: Rollouts) -> list[tuple[dict[str, list[int]], int]]:
+    """What the sampler remembers of each group's rows, and how many there are."""
+    columns = {name: by_group(rollouts.group_id, values) for name, values in rollouts.design.items()}
+    counts = map(len, by_group(rollouts.group_id, rollouts.sample_id))
+    return [({name: groups[i] for name, groups in columns.items()}, count) for i, count in enumerate(counts)]
 
 
 def evaluate(run: Any) -> dict[str, float]:
@@ -130,8 +190,19 @@ def evaluate(run: Any) -> dict[str, float]:
         rollouts, rewards = _complete(run, prompts, config.samples, config.temperature)
         answers = [run.task.final_answer(text) for text in rollouts.text]
         total = [nan] * len(rollouts) if rewards.total is None else rewards.total
-        result = summarize(*greedy, rollouts, verdicts(run, rollouts, rewards), total, answers, config.ks)
+        sampler = run.hooks.token_sampler(run=run)
+        correct = verdicts(run, rollouts, rewards)
+        result = summarize(*greedy, rollouts, correct, total, answers, config.ks, sampler)
+        if not sampler.independent:
+            run.say(_notice(result, config.ks, config.samples))
     return _merge(result, run.hooks.evaluate(rollouts=rollouts, rewards=rewards, run=run), run)
+
+
+def _notice(result: Mapping[str, float], ks: Iterable[int], samples: int) -> str:
+    """Which estimates are made from coupled samples, and which are left out."""
+    missing = [f"{kind}@{k}" for k in ks for kind in ("pass", "best", "maj") if f"heldout/{kind}@{k}" not in result]
+    left_out = f"; left out, for want of such subsets of {samples}: {', '.join(missing)}" if missing else ""
+    return f"this sampler couples the samples of a prompt: pass@k averages over the subsets that it names{left_out}"
 
 
 def verdicts(run: Any, rollouts: Rollouts, rewards: Rewards) -> list[float]:
@@ -184,6 +255,17 @@ def _vote(known: Sequence[tuple[Hashable, bool]], k: int) -> float:
     for name, good in right.items():
         others = tuple(sorted(count for other, count in votes.items() if other != name))
         terms.append(good / votes[name] * _win_chance(votes[name], others, silent, k))
+    return fsum(terms)
+
+
+def _largest(values: Sequence[float], cells: Iterable[Sequence[int]]) -> float:
+    """Expected largest value of one sample from each cell, drawn uniformly and independently."""
+    columns = [[values[row] for row in cell] for cell in cells]
+    terms, before = [], 0.0
+    for value in sorted({value for column in columns for value in column}):
+        below = prod(sum(other <= value for other in column) / len(column) for column in columns)
+        terms.append(value * (below - before))
+        before = below
     return fsum(terms)
 
 

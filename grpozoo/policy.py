@@ -6,10 +6,14 @@
 Only positions that predict a completion token reach the head, a chunk of them at a time: logits of shape [rows, T, V]
 never exist. With `shared_prefix` the prompt of several completions goes forward and backward once: its keys and values
 are expanded to the siblings under autograd.
+
+Where the first blocks are frozen (`freeze`) their states are kept for the batch that is trained on (`remember`), and
+only the blocks above run. `Snapshot` is the policy with earlier values of what trains: a reference without a model.
 """
 
 import inspect
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
 import torch
@@ -19,8 +23,11 @@ from transformers import DynamicCache
 
 from grpozoo import models
 from grpozoo.errors import UserError
+from grpozoo.head import head_logprobs, logits_logprobs
+from grpozoo.prefix import Prefix, blocks_of, ending, keys, starting
 from grpozoo.sampling import Law
 from grpozoo.types import Output, Prompt, Rollouts
+from grpozoo.update import pack
 
 SHAPED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # config entries of heads that are not linear
 
@@ -38,6 +45,9 @@ class Policy:
         self._takes_positions = "position_ids" in accepted
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
         self.linear_head = self._head_is_linear()
+        self.blocks = blocks_of(self.backbone)  # decoder blocks, 0 is the first
+        self.start = 0  # blocks below it are frozen and need no gradient to pass through
+        self.prefix: Prefix | None = None  # their states, for the batch that is trained on
 
     @property
     def device(self) -> torch.device:
@@ -66,6 +76,81 @@ class Policy:
         """Move towards another policy: weights <- share * other + (1 - share) * own. share 1 is a copy."""
         for own, new in zip(self.model.parameters(), other.model.parameters(), strict=True):
             own.lerp_(new.detach().to(own.dtype), share)
+
+    def plain(self):
+        """The model to write to disk; whoever adds modules to the policy replaces this by a function that merges them."""
+        return self.model
+
+    def freeze(self) -> None:
+        """Find out, once it is decided what trains, below which block nothing needs a gradient."""
+        self.start, self.prefix = 0, None
+        probe = torch.arange(4, device=self.device)[None] % self.model.config.get_text_config().vocab_size
+        needed: list[bool] = []
+        hooks = [
+            block.register_forward_hook(
+                lambda module, arguments, answer: needed.append(not torch.is_tensor(answer) or answer.requires_grad)
+            )
+            for block in self.blocks
+        ]
+        with torch.enable_grad():
+            whole = self.hidden(probe, None, None).detach()
+        for handle in hooks:
+            handle.remove()
+        start = next((number for number, wanted in enumerate(needed) if wanted), len(needed))
+        if start == 0 or len(needed) != len(self.blocks):
+            return
+        with torch.no_grad():
+            with ending(self.blocks, start) as seen:
+                self.hidden(probe, None, None)
+            with starting(self.blocks, start, seen[0], self._cache_name):
+                again = self.hidden(probe, None, None)
+        if torch.allclose(whole, again, rtol=1e-4, atol=1e-4):  # else more than states flows between blocks
+            self.start = start
+
+    def remember(
+        self, rollouts: Rollouts | None, budget: int = 0, shared_prefix: bool = True, mine: list[int] | None = None
+    ) -> None:
+        """Keep the frozen blocks' states of these rows, in forwards of `budget` tokens, until other rows (or none) come.
+
+        mine: the rows of this process, never in one forward with the others'; null: all.
+        """
+        if rollouts is None or not self.start:
+            self.prefix = None
+        elif self.prefix is None or self.prefix.keys != keys(rollouts):
+            everything = list(range(len(rollouts)))
+            own = everything if mine is None else mine
+            others = sorted(set(everything) - set(own))
+            parts = [part for rows in (own, others) for part in pack(rollouts, rows, budget, shared_prefix)]
+            compute = self._prefix_shared if shared_prefix else self._prefix_plain
+            self.prefix = Prefix(rollouts, parts, compute)
+
+    def _remembered(self, rollouts: Rollouts) -> list[tuple[Tensor, Tensor]] | None:
+        return None if self.prefix is None else self.prefix.of(rollouts)
+
+    def _from(self, states: Tensor | None):
+        """While it lasts, forwards begin with these states [n, T, d] of the frozen blocks (None: at the embedding)."""
+        if states is None:
+            return nullcontext()
+        return starting(self.blocks, self.start, states, self._cache_name)
+
+    def _prefix_plain(self, rollouts: Rollouts) -> list[tuple[Tensor, Tensor]]:
+        mask = rollouts.completion_mask
+        ids, prompt_lengths = self._sequences(rollouts, mask)
+        with ending(self.blocks, self.start) as seen:
+            self.hidden(ids, None, None)
+        bounds = zip(prompt_lengths.tolist(), mask.sum(1).tolist(), strict=True)
+        return [(row[:p], row[p : p + n - 1]) for row, (p, n) in zip(seen[0], bounds, strict=True)]
+
+    def _prefix_shared(self, rollouts: Rollouts) -> list[tuple[Tensor, Tensor]]:
+        mask = rollouts.completion_mask.to(self.device)
+        with ending(self.blocks, self.start) as seen:
+            self._shared_pass(rollouts, mask, None)
+        prompts = {ids: index for index, ids in enumerate(dict.fromkeys(rollouts.prompt_ids))}
+        width, none = seen[0].shape[1], seen[0].new_zeros(0, seen[0].shape[-1])
+        return [
+            (seen[0][prompts[ids], width - len(ids) :], seen[1][row, : n - 1] if n > 1 else none)
+            for row, (ids, n) in enumerate(zip(rollouts.prompt_ids, mask.sum(1).tolist(), strict=True))
+        ]
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
@@ -182,25 +267,44 @@ class Policy:
         """[N, d]: one forward over whole sequences. Causal attention makes a mask for right padding superfluous."""
         ids, prompt_lengths = self._sequences(rollouts, mask)
         row, position = self._predicting(mask, prompt_lengths)
-        return self.hidden(ids, None, None)[row, position]
+        with self._from(self._whole(rollouts)):
+            return self.hidden(ids, None, None)[row, position]
+
+    def _whole(self, rollouts: Rollouts) -> Tensor | None:
+        """Remembered states of prompt and completion side by side, padded as `_sequences`."""
+        kept = self._remembered(rollouts)
+        return None if kept is None else pad_sequence([torch.cat(pair) for pair in kept], batch_first=True)
 
     def _logits_plain(self, rollouts: Rollouts, mask: Tensor) -> Tensor:
         """[N, V] for heads that are not linear: the model's own logits from the first completion token on."""
         ids, prompt_lengths = self._sequences(rollouts, mask)
         row, position = self._predicting(mask, prompt_lengths)
         first = int(prompt_lengths.min()) - 1
-        logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits
+        with self._from(self._whole(rollouts)):
+            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits
         return logits[row, position - first]
 
     def _states_shared(self, rollouts: Rollouts, mask: Tensor) -> Tensor:
         """[N, d]: prompts once, left-padded; their keys and values expanded to the completions under autograd."""
+        states = self._shared_pass(rollouts, mask, self._remembered(rollouts))
+        row, offset = mask.nonzero(as_tuple=True)
+        return states[row, offset]
+
+    def _shared_pass(self, rollouts: Rollouts, mask: Tensor, kept: list[tuple[Tensor, Tensor]] | None) -> Tensor:
+        """[r, width, d]: the state before each completion token; from `kept` states of the frozen blocks if there are."""
         prompts = {ids: index for index, ids in enumerate(dict.fromkeys(rollouts.prompt_ids))}
         owner = torch.tensor([prompts[ids] for ids in rollouts.prompt_ids], device=self.device)  # [r]
         ids, prompt_mask, positions = left_pad(list(prompts), self.device)
         padded = not bool(prompt_mask.all())
         cache = DynamicCache()
-        after_prompt = self.hidden(ids, prompt_mask if padded else None, positions if padded else None, cache)[:, -1]
-        states = after_prompt[owner][:, None]  # [r, 1, d] predicts the first token
+        before = after = None  # states of the frozen blocks: of the prompts [p, P, d], of the completions [r, width, d]
+        if kept is not None:
+            first = {ids: pair[0] for ids, pair in reversed(list(zip(rollouts.prompt_ids, kept, strict=True)))}
+            before = pad_sequence([first[ids] for ids in prompts], batch_first=True, padding_side="left")
+            after = pad_sequence([pair[1] for pair in kept], batch_first=True)
+        with self._from(before):
+            states = self.hidden(ids, prompt_mask if padded else None, positions if padded else None, cache)
+        states = states[:, -1][owner][:, None]  # [r, 1, d] predicts the first token
         if mask.shape[1] > 1 and bool(mask[:, 1:].any()):
             width = int(mask.sum(1).max()) - 1
             select_rows(cache, owner)
@@ -208,9 +312,67 @@ class Policy:
             positions = lengths + torch.arange(width, device=self.device)
             full = torch.cat([prompt_mask[owner], mask[:, :width]], 1) if padded else None
             completion = rollouts.completion_ids[:, :width].to(self.device)
-            states = torch.cat([states, self.hidden(completion, full, positions, cache)], 1)  # [r, 1 + width, d]
-        row, offset = mask.nonzero(as_tuple=True)
-        return states[row, offset]
+            with self._from(after):
+                more = self.hidden(completion, full, positions, cache)
+            states = torch.cat([states, more], 1)  # [r, 1 + width, d]
+        return states
+
+
+class Snapshot:
+    """The policy as it was when this was made: the trained parameters' values of then, put in place for each forward.
+
+    It shares everything else with the policy, the kept states of frozen blocks too.
+    """
+
+    def __init__(self, policy: Policy, parameters: Iterable[Tensor]):
+        """parameters: those that train, now or with other values later."""
+        chosen = {id(parameter) for parameter in parameters}
+        self.policy = policy
+        self.live = {name: value for name, value in policy.model.named_parameters() if id(value) in chosen}
+        self.kept = {name: value.detach().clone() for name, value in self.live.items()}
+
+    @property
+    def model(self) -> "Snapshot":
+        """Where to ask for `named_parameters()`."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.policy.device
+
+    def named_parameters(self):
+        """The values that differ from the policy's, in place."""
+        return self.kept.items()
+
+    def parameters(self):
+        """The same without names."""
+        return self.kept.values()
+
+    @contextmanager
+    def in_place(self):
+        """The policy has the snapshot's values while this lasts. Not inside a pass that takes gradients."""
+        mine = {name: value.data for name, value in self.live.items()}
+        for name, value in self.live.items():
+            value.data = self.kept[name]
+        try:
+            yield self.policy
+        finally:
+            for name, value in self.live.items():
+                value.data = mine[name]
+
+    @torch.no_grad()
+    def output(self, rollouts: Rollouts, entropy: bool = False, shared_prefix: bool = True) -> Output:
+        """As Policy.output, without gradient."""
+        with self.in_place() as policy:
+            return policy.output(rollouts, entropy, shared_prefix)
+
+    @torch.no_grad()
+    def mix(self, other: Policy, share: float) -> None:
+        """Move towards a policy with the same parameters: kept <- share * other + (1 - share) * kept."""
+        new = dict(other.model.named_parameters())
+        for name, value in self.kept.items():
+            value.lerp_(new[name].detach().to(value), share)
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
@@ -235,63 +397,3 @@ def left_pad(prompts: list[tuple[int, ...]], device) -> tuple[Tensor, Tensor, Te
 
 def _scatter(flat: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
-
-
-def logits_logprobs(logits: Tensor, targets: Tensor, law: Law, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """The plain form: logits [N, V] -> log-probabilities [N] and entropies [N] of the law, float32."""
-    logp = law.warp(logits, targets).log_softmax(-1)
-    entropies = -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0)).sum(-1) if entropy else None
-    return logp.gather(-1, targets[:, None])[:, 0], entropies
-
-
-def head_logprobs(
-    states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, law: Law, entropy: bool, chunk: int
-) -> tuple[Tensor, Tensor | None]:
-    """`logits_logprobs(states @ weight.T + bias, ...)` in chunks of tokens; logits are recomputed in the backward."""
-    logprobs, entropies = _HeadLogprobs.apply(states, weight, bias, targets, law, entropy, chunk)
-    return logprobs, entropies if entropy else None
-
-
-class _HeadLogprobs(torch.autograd.Function):
-    """With p the law and z the scaled logits:  d logp_a / dz = 1[a] - p,   dH / dz_v = -p_v (log p_v + H)."""
-
-    @staticmethod
-    def forward(ctx, states, weight, bias, targets, law, entropy, chunk):
-        ctx.save_for_backward(states, weight, bias, targets)
-        ctx.law, ctx.chunk = law, chunk
-        parts = [
-            logits_logprobs(torch.nn.functional.linear(h, weight, bias), t, law, entropy)
-            for h, t in zip(states.split(chunk), targets.split(chunk), strict=True)
-        ]
-        logprobs = torch.cat([part[0] for part in parts])
-        entropies = torch.cat([part[1] for part in parts]) if entropy else torch.zeros_like(logprobs)
-        if not entropy:
-            ctx.mark_non_differentiable(entropies)
-        ctx.entropy = entropy
-        return logprobs, entropies
-
-    @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropies):
-        states, weight, bias, targets = ctx.saved_tensors
-        grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        scale = 1 / (ctx.law.temperature or 1.0)
-        for start in range(0, len(states), ctx.chunk):
-            part = slice(start, start + ctx.chunk)
-            logp = ctx.law.warp(torch.nn.functional.linear(states[part], weight, bias), targets[part]).log_softmax(-1)
-            p = logp.exp()
-            if ctx.entropy:
-                logp = logp.masked_fill_(logp == -torch.inf, 0)
-                entropy = -(p * logp).sum(-1, keepdim=True)
-                grad = logp.add_(entropy).mul_(p).mul_(-grad_entropies[part, None]).sub_(p * grad_logprobs[part, None])
-            else:
-                grad = p.mul_(-grad_logprobs[part, None])
-            grad.scatter_add_(-1, targets[part, None], grad_logprobs[part, None])
-            grad = grad.mul_(scale).to(states.dtype)
-            torch.matmul(grad, weight, out=grad_states[part])
-            if grad_weight is not None:
-                grad_weight.addmm_(grad.T, states[part])
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-        return grad_states, grad_weight, grad_bias, None, None, None, None

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from grpozoo.evaluate import evaluate, group_shares, verdicts
 from grpozoo.metrics import dead_groups, weighted_means
 from grpozoo.ops import group_equal
 from grpozoo.plugins import Active
-from grpozoo.policy import Policy
+from grpozoo.policy import Policy, Snapshot
 from grpozoo.rng import stream
 from grpozoo.rollout import in_order
 from grpozoo.sampling import Greedy, Law
@@ -27,7 +28,7 @@ from grpozoo.score import score
 from grpozoo.settings import Settings
 from grpozoo.tracking import Tracker, peak_memory_mb
 from grpozoo.types import Prompt, Request, Rewards, Rollouts, concatenate
-from grpozoo.update import Cycle, cut, pack, tokens_per_micro_batch
+from grpozoo.update import Cycle, cut, pack, share, tokens_per_micro_batch
 
 
 class Run:
@@ -40,7 +41,7 @@ class Run:
         self.accelerator, self.run_dir, self.settings = accelerator, run_dir, settings
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.step, self.updates = 0, 0  # finished steps, optimizer steps
-        self.cycle: Cycle | None = None
+        self._cycle: Cycle | None = None
         self.timings: dict[str, float] = {}
         self.began = time.perf_counter()
         self.data = PromptStream(self.task.train, self.config.seed)
@@ -67,14 +68,14 @@ class Run:
         model, tokenizer = models.load(config.model, self.task, self.accelerator.device, config.seed)
         arguments = (tokenizer, law, config.model.chat_template, config.update.logits_chunk)
         self.policies = {"policy": Policy(model, *arguments)}
-        self.reference = None
-        if "ref_logprobs" in self.needs:
-            self.reference = self.policy.copy()
         model.requires_grad_(False)
         groups = [{"lr_scale": 1.0, **group} for group in self.hooks.select_parameters(policy=self.policy)]
         self.trained = [parameter for group in groups for parameter in group["params"]]
         if not self.trained:
             raise UserError("select_parameters() selected nothing: there is nothing to train")
+        self.reference = Snapshot(self.policy, self.trained) if "ref_logprobs" in self.needs else None
+        if config.update.prefix_cache:
+            self.policy.freeze()
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
             groups, lr=config.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay, fused=True
@@ -85,6 +86,38 @@ class Run:
     def policy(self) -> Policy:
         """The policy that is trained."""
         return self.policies["policy"]
+
+    @cached_property
+    def frozen(self) -> str | None:
+        """Hash of the parameters that do not train, which stay as they are; None if all train."""
+        return state.digest(state.parts(self)[1])
+
+    @property
+    def cycle(self) -> Cycle | None:
+        """The batch that is being trained on; None between two batches."""
+        return self._cycle
+
+    @cycle.setter
+    def cycle(self, cycle: Cycle | None) -> None:
+        """States of frozen blocks live as long as the batch; after a resume they are computed again."""
+        self._cycle = cycle
+        self.remember(None if cycle is None else cycle.rollouts)
+
+    def remember(self, rollouts: Rollouts | None) -> None:
+        """Let the frozen blocks run once for these rows, if more than one pass will read their states."""
+        update = self.config.update
+        several = update.per_batch > 1 or self._measured() & {"old_logprobs", "ref_logprobs", "entropy"}
+        shared = update.shared_prefix and not update.gradient_checkpointing
+        if rollouts is None or not several:
+            self.policy.remember(None)
+        else:
+            mine = share(rollouts, list(range(len(rollouts))), self.rank, self.world)
+            self.policy.remember(rollouts, 2 * self.token_budget, shared, mine)
+
+    def _measured(self) -> set[str]:
+        """What must be known of the policy before the first update."""
+        several = self.config.update.per_batch > 1 or self.hooks.minibatch.get_hookimpls()
+        return self.needs | {"old_logprobs"} if several else set(self.needs)
 
     def stream(self, purpose: str, *key):
         """A numpy generator of one's own: named by purpose and key, the same in every process and after a resume."""
@@ -172,10 +205,8 @@ class Run:
 
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
-        several = self.config.update.per_batch > 1
-        wanted = set(self.needs)
-        if several or self.hooks.minibatch.get_hookimpls():
-            wanted.add("old_logprobs")
+        wanted = self._measured()
+        self.remember(rollouts)
         if wanted & {"old_logprobs", "entropy"}:
             old, entropy = self._output(self.policy, rollouts, "entropy" in wanted)
             rollouts = replace(rollouts, old_logprobs=old, entropy=entropy)
@@ -188,12 +219,12 @@ class Run:
         return self._output(self.policy, rollouts, "entropy" in self.needs, rows)
 
     @torch.no_grad()
-    def _output(self, policy: Policy, rollouts: Rollouts, entropy: bool, wanted: list[int] | None = None):
+    def _output(self, policy: Policy | Snapshot, rollouts: Rollouts, entropy: bool, wanted: list[int] | None = None):
         shared = self.config.update.shared_prefix
         logprobs = torch.zeros(rollouts.completion_mask.shape)
         entropies = torch.zeros_like(logprobs) if entropy else None
         rows = list(range(len(rollouts))) if wanted is None else wanted
-        for micro in pack(rollouts, rows[self.rank :: self.world], 2 * self.token_budget, shared):
+        for micro in pack(rollouts, self.share(rollouts, rows), 2 * self.token_budget, shared):
             part = cut(rollouts.select(micro))
             width = part.completion_mask.shape[1]
             out = policy.output(part, entropy, shared)
@@ -220,13 +251,22 @@ class Run:
             return values
         return self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum").cpu()
 
+    def share(self, rollouts: Rollouts, rows: list[int]) -> list[int]:
+        """The rows that this process computes: those of a prompt together, and where states of frozen blocks are kept,
+        always the same ones of a batch, because every other process would have to compute their states again."""
+        if self.world == 1 or self.policy.prefix is None:
+            return share(rollouts, rows, self.rank, self.world)
+        wanted = set(rows)
+        kept = share(rollouts, list(range(len(rollouts))), self.rank, self.world)
+        return [row for row in kept if row in wanted]
+
     def mine(self, rollouts: Rollouts, rows: list[int]) -> Iterator[tuple[list[int], Rollouts]]:
         """This process's part of the rows in micro-batches under the token budget: (rows, Rollouts cut to their longest).
 
         For models that a plugin trains itself; add their gradients up with `sum_gradients`.
         """
         live = [row for row in rows if bool(rollouts.completion_mask[row].any())]
-        for micro in pack(rollouts, live[self.rank :: self.world], self.token_budget, self.config.update.shared_prefix):
+        for micro in pack(rollouts, self.share(rollouts, live), self.token_budget, self.config.update.shared_prefix):
             yield micro, cut(rollouts.select(micro))
 
     def sum_gradients(self, parameters: list[torch.Tensor]) -> None:
@@ -290,8 +330,8 @@ class Run:
                 cycle.add(f"reward/{name}_missing", 1 - len(answered) / len(values))
         cycle.add("reward/missing", float(total.isnan().double().mean()))
         cycle.add("reward/total_std", float(total[~total.isnan()].std(correction=0)), float((~total.isnan()).sum()))
-        for name, share in group_shares(verdicts(self, rollouts, rewards), rollouts.group_id).items():
-            cycle.add(name, share)
+        for name, value in group_shares(verdicts(self, rollouts, rewards), rollouts.group_id).items():
+            cycle.add(name, value)
         cycle.add("groups/equal", float(group_equal(total, rollouts.group_id).double().mean()))
         return cycle.metrics
 
@@ -339,8 +379,8 @@ class Run:
         dead = dead_groups(accuracy, self.config.group_size)
         if dead > 0.5:
             self.tracker.progress.print(
-                f"at a sampled accuracy of {accuracy:.1%} at least {dead:.0%} of the groups of {self.config.group_size} will be all "
-                "right or all wrong and teach nothing: a larger group_size or an easier (harder) task helps"
+                f"at a sampled accuracy of {accuracy:.1%}, of independent samples, at least {dead:.0%} of the groups of "
+                f"{self.config.group_size} will be all right or all wrong and teach nothing: a larger group_size or an easier (harder) task helps"
             )
 
     # --- the end of a step and of a run ----------------------------------------------------------------------------
@@ -353,6 +393,6 @@ class Run:
     def finished(self) -> None:
         """Write the final model and the summary; show the table."""
         if self.accelerator.is_main_process:
-            models.save(self.policy.model, self.policy.tokenizer, self.run_dir / "model")
+            models.save(self.policy.plain(), self.policy.tokenizer, self.run_dir / "model")
             state.write_manifest(self, finished=True)
         self.tracker.finish(self.run_dir / "model")

@@ -5,6 +5,7 @@ p_v    = exp(z_v) / sum_kept exp(z)                 the sampling law; log p_v is
 pick   v with  F(v - 1) <= u < F(v),  F the cumulative sum of p in the order of the ids
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -119,7 +120,7 @@ def _last(positive: Tensor) -> Tensor:
 class TokenSampler:
     """Chooses tokens inside the decode loop. One object per call of the engine: `start`, then `next` for every token."""
 
-    independent = True  # rows of a group are independent: the usual pass@k estimator is valid
+    independent = True  # rows of a group are independent: every subset of them is a smaller sample
 
     def start(self, requests: list[Request], seed: int, step: int, max_tokens: int) -> None:
         """Rows are numbered in the order of the requests and, in each, of its sample_ids."""
@@ -132,6 +133,15 @@ class TokenSampler:
         """name -> [rows]: what must stay with a rollout (Rollouts.design)."""
         return {}
 
+    def sets(self, design: Mapping[str, Sequence[int]], count: int, m: int) -> list[list[list[int]]]:
+        """Ways to take m of a prompt's `count` rows that are distributed like m rows sampled together; [] if there is none.
+
+        A set is m cells; one row drawn from each cell, independently and uniformly, makes such a sample. Evaluation
+        averages over all of it (pass@m). design: name -> [count], that of the prompt's rows. Asked only if the rows are
+        not independent and 1 < m <= count; here the whole is the one known set.
+        """
+        return [[[row] for row in range(count)]] if m == count else []
+
 
 class Greedy(TokenSampler):
     """The likeliest token; what evaluation and temperature = 0 use."""
@@ -141,3 +151,21 @@ def uniforms(seed: int, step: int, request: Request, sample: int, block: int, co
     """`count` uniform float64 numbers in [0, 1) of one row's block of tokens, the same in every process."""
     key = (step, request.prompt.id, request.group_id, request.tag, request.policy, sample, block)
     return stream(seed, "tokens", *key).random(count)
+
+
+def counted_uniform(key: Tensor, n: Tensor) -> Tensor:
+    """The n-th number of each key, float64 in [0, 1): for numbers that rows draw at different times, all rows at once."""
+    return (counted_bits(key, n) >> 10).double() * 2**-53
+
+
+def counted_bits(key: Tensor, n: Tensor) -> Tensor:
+    """63 random bits, int64: the n-th output, n >= 0, of SplitMix64 seeded by `key` (int64) without its lowest bit."""
+    z = key + (n + 1) * -0x61C8864680B583EB  # int64 wraps around; the constants are those of the paper, minus 2^64
+    z = (z ^ _right(z, 30)) * -0x40A7B892E31B1A47
+    z = (z ^ _right(z, 27)) * -0x6B2FB644ECCEEE15
+    return _right(z ^ _right(z, 31), 1)
+
+
+def _right(z: Tensor, bits: int) -> Tensor:
+    """Shift to the right, zeros moving in."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)

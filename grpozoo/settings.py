@@ -79,6 +79,10 @@ def read_core(composed: DictConfig) -> Config:
     return config
 
 
+# Keys that earlier versions lacked, at what they meant then: their runs resume
+LATER = {"update.prefix_cache": True, "task.padding": 0.0, "task.scaffold_share": 0.0}
+
+
 def comparable(composed: DictConfig) -> dict[str, Any]:
     """Flat key -> value of what decides the weights of a run."""
     flat: dict[str, Any] = {}
@@ -93,7 +97,7 @@ def comparable(composed: DictConfig) -> dict[str, Any]:
     walk("", {key: value for key, value in OmegaConf.to_container(composed, resolve=True).items() if key not in FREE})
     if str(composed.optim.schedule) == Schedule.constant.name:
         flat.pop("steps", None)  # a longer run begins like a shorter one
-    return flat
+    return {key: value for key, value in flat.items() if key not in LATER or value != LATER[key]}
 
 
 def fingerprint(composed: DictConfig) -> str:

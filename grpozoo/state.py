@@ -2,14 +2,18 @@
 
 A checkpoint holds the model in Hugging Face format (`model/`), and in `trainer.pt` plain tensors, numbers and lists:
 optimizer, counters, data position, plugin state, the unfinished cycle of rollouts, positions of the metric files.
+Where only some parameters train, `trained.safetensors` takes the place of `model/`: those parameters alone. The others
+are those that the run started from; a hash of them makes sure that a resumed run finds the same.
 Random streams need no saving: they are named by what they are for (grpozoo.rng).
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from grpozoo import models
 from grpozoo.errors import UserError
@@ -35,14 +39,21 @@ def save(run) -> None:
 
 
 def _write(run, folder: Path) -> None:
-    models.save(run.policy.model, run.policy.tokenizer, folder / "model")
+    trained, frozen = parts(run)
+    if frozen:
+        save_file(
+            {name: value.detach().contiguous() for name, value in trained.items()}, folder / "trained.safetensors"
+        )
+    else:
+        models.save(run.policy.model, run.policy.tokenizer, folder / "model")
     write_text(folder / "config.yaml", run.settings.yaml())
     state = {
         "fingerprint": run.task.fingerprint(),
         "step": run.step,
         "updates": run.updates,
         "optimizer": run.optimizer.state_dict(),
-        "trained": [tuple(parameter.shape) for parameter in run.trained],
+        "trained": _selection(trained),
+        "frozen": run.frozen,
         "data": run.data.state_dict(),
         "plugins": {name: plugin.state_dict() for name, plugin in run.plugins.items()},
         "cycle": pack_cycle(run.cycle),
@@ -59,11 +70,24 @@ def restore(run, folder: Path) -> None:
         raise UserError(
             f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run"
         )
-    if state["trained"] != [tuple(parameter.shape) for parameter in run.trained]:
+    trained, frozen = parts(run)
+    whole = "frozen" not in state  # written when every checkpoint held the whole model, and shapes without names
+    if state["trained"] != ([tuple(parameter.shape) for parameter in run.trained] if whole else _selection(trained)):
         raise UserError(
             f"{folder} was trained with another selection of parameters: resume with the same params= and model="
         )
-    models.restore(run.policy.model, folder / "model")
+    if not whole and state["frozen"] != run.frozen:
+        raise UserError(
+            f"{folder} holds the trained parameters only, and the frozen ones are not those that the run started from\n"
+            "restore the model of model.path, or start a new run"
+        )
+    if frozen and not whole:
+        saved = load_file(folder / "trained.safetensors")
+        with torch.no_grad():
+            for name, value in trained.items():
+                value.copy_(saved[name])
+    else:
+        models.restore(run.policy.model, folder / "model")
     run.optimizer.load_state_dict(state["optimizer"])
     run.data.load_state_dict(state["data"])
     for name, plugin in run.plugins.items():
@@ -71,6 +95,31 @@ def restore(run, folder: Path) -> None:
     run.step, run.updates = state["step"], state["updates"]
     run.cycle = unpack_cycle(state["cycle"])
     run.tracker.truncate(state["tracker"])
+
+
+def parts(run) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The policy's parameters by name: those that train, and the others."""
+    chosen = {id(parameter) for parameter in run.trained}
+    found: tuple[dict, dict] = {}, {}
+    for name, value in run.policy.model.named_parameters():
+        found[id(value) not in chosen][name] = value
+    return found
+
+
+def _selection(trained: dict[str, torch.Tensor]) -> list[str]:
+    """Names and shapes, as a checkpoint holds them."""
+    return [f"{name} {list(value.shape)}" for name, value in trained.items()]
+
+
+def digest(frozen: dict[str, torch.Tensor]) -> str | None:
+    """SHA-256 of parameters that do not change; None if there are none."""
+    if not frozen:
+        return None
+    digest = hashlib.sha256()
+    for name, value in frozen.items():
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def pack_cycle(cycle: Cycle | None) -> dict | None:

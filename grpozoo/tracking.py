@@ -260,6 +260,7 @@ def _completion(step: int, row: int, rollouts: Rollouts, rewards: Rewards, advan
         "finish_reason": rollouts.finish_reason[row],
         "tag": rollouts.tag[row],
         "policy": rollouts.policy[row],
+        **({"design": {n: int(v[row]) for n, v in rollouts.design.items()}} if rollouts.design else {}),
     }
 
 

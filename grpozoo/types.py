@@ -132,9 +132,15 @@ def concatenate(parts: Sequence[Any]) -> Any:
     """Rows of several Rollouts (or of several Rewards) one after the other, padded to the longest completion.
 
     A quantity that one part lacks (old_logprobs before it was measured) is None in the result; a reward component that
-    one part lacks is NaN there, "no answer".
+    one part lacks is NaN there, "no answer"; what a sampler remembers of its rows is -1 for rows of another origin.
     """
     kind = type(parts[0])
+    if kind is Rollouts:
+        columns = {name: column for part in parts for name, column in part.design.items()}
+        parts = [
+            replace(part, design={n: part.design.get(n, c.new_full((len(part),), -1)) for n, c in columns.items()})
+            for part in parts
+        ]
     if kind is Rewards:
         names = dict.fromkeys(name for part in parts for name in part.components)
         full = [

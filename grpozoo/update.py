@@ -277,7 +277,7 @@ def _live(cycle: Cycle, rows: list[int], all_rows: bool) -> list[int]:
 
 def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: Mapping[str, float]) -> None:
     shared = run.config.update.shared_prefix and not run.config.update.gradient_checkpointing
-    mine = share(cycle.rollouts, live, run.rank, run.world)
+    mine = run.share(cycle.rollouts, live)
     parts = []  # (name, value, weight), this process
     with run.policy.training(run.config.update.gradient_checkpointing):
         for micro in pack(cycle.rollouts, mine, run.token_budget, shared):

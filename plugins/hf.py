@@ -50,10 +50,8 @@ class Hf(Plugin):
             eos_token_id=sorted(policy.stop_ids) or None,
             pad_token_id=pad_id,
         )
-        own, policy.model.generation_config = (
-            policy.model.generation_config,
-            plain,
-        )  # its penalties would change the law
+        own = policy.model.generation_config  # its penalties would change the law
+        policy.model.generation_config = plain
         try:
             with torch.no_grad():
                 policy.model.generate(

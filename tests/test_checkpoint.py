@@ -9,9 +9,15 @@ import sys
 import time
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from test_runs import SMALL, difference, one_thread, train  # noqa: F401
 
 from grpozoo import UserError
 from grpozoo.checkpoint import CHECKSUMS, Store, claim, resolve, step_of, verify
+from grpozoo.cli.main import compose
+from grpozoo.cli.train import train as training_job
 
 SAVER = """
 import os, sys
@@ -193,3 +199,51 @@ def test_a_run_folder_admits_one_process(tmp_path):
         claim(tmp_path)
     held.close()
     claim(tmp_path).close()
+
+
+def former(folder, whole):
+    """Rewrite the newest checkpoint of a run as it was before some parameters could be saved alone: the whole model in
+    every checkpoint, shapes without names, no key update.prefix_cache."""
+    store = Store(folder / "checkpoints")
+    newest = store.latest(silent)
+
+    def write(place):
+        config = OmegaConf.load(newest / "config.yaml")
+        del config["update"]["prefix_cache"]
+        OmegaConf.save(config, place / "config.yaml")
+        state = torch.load(newest / "trainer.pt", weights_only=True)
+        del state["frozen"]
+        state["trained"] = [tuple(map(int, name.split("[")[1].strip("]").split(", "))) for name in state["trained"]]
+        torch.save(state, place / "trainer.pt")
+        (whole / "model").rename(place / "model")
+
+    store.save(step_of(newest) + 1, write)
+
+
+@pytest.mark.parametrize("params", ["full", "middle"])
+def test_a_checkpoint_of_the_former_format_goes_on_to_the_bit(tmp_path, params):
+    """`resume=FOLDER` alone. The final model of a run is what its last checkpoint held."""
+    options, layers = [f"params={params}", "update.mini_batches=2"], ["model.layers=3"]
+    train(tmp_path / "straight", "steps=4", *options, small=[*SMALL, *layers])
+    train(tmp_path / "run", "steps=2", *options, small=[*SMALL, *layers])
+    former(tmp_path / "run", tmp_path / "run")
+    resume = [f"resume={tmp_path / 'run'}", "steps=4"]
+    assert training_job(compose(resume), resume, str(tmp_path / "new")) == 0
+    assert difference(tmp_path / "run", tmp_path / "straight") == 0
+    newest = Store(tmp_path / "run" / "checkpoints").latest(silent)
+    assert (newest / "model").exists() == (params == "full")  # from here on the new format
+    if params == "middle":
+        assert all(
+            name.startswith(("model.layers.0.", "model.layers.1."))
+            for name in load_file(newest / "trained.safetensors")
+        )
+
+
+def test_a_checkpoint_of_the_former_format_refuses_another_selection(tmp_path):
+    train(tmp_path / "run", "steps=1", small=[*SMALL, "model.layers=2"])
+    former(tmp_path / "run", tmp_path / "run")
+    config = Store(tmp_path / "run" / "checkpoints").latest(silent) / "config.yaml"
+    assert "prefix_cache" not in config.read_text()
+    change = ["params=middle", "steps=2", f"resume={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match="another"):
+        train(tmp_path / "run", *change, small=[*SMALL, "model.layers=2"])

@@ -1,6 +1,7 @@
 """Estimators against enumeration of all subsets, and what the evaluation pass asks of a run."""
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from math import isnan, nan
 from types import SimpleNamespace
 
@@ -11,8 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpozoo import Prompt, Rewards, Rollouts, UserError, hookimpl, hooks
-from grpozoo.evaluate import avg_at_k, best_at_k, evaluate, group_shares, maj_at_k, pass_at_k, summarize
+from grpozoo.evaluate import (
+    avg_at_k,
+    best_at_k,
+    best_of_sets,
+    bound_at_k,
+    evaluate,
+    group_shares,
+    maj_at_k,
+    maj_of_sets,
+    pass_at_k,
+    summarize,
+)
 from grpozoo.metrics import describe
+from grpozoo.sampling import TokenSampler
 from grpozoo.tasks import Task
 
 SAMPLES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.integers(-3, 3)), min_size=1, max_size=8)
@@ -134,16 +147,28 @@ class Sums(Task):
         return float(completion == prompt.answer)
 
 
+class Sampled:
+    """Which sampler the samples come from."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    @hookimpl
+    def token_sampler(self):
+        return self.sampler
+
+
 class Run:
     """Greedy answers are right for p0 only; of four samples p0 has 2, 2, 3, 3 and p1 has 3, 4, 5, 6."""
 
-    def __init__(self, *plugins, components=("answer",), **options):
-        self.task, self.calls, self.components = Sums(), [], components
+    def __init__(self, *plugins, components=("answer",), sampler=None, **options):
+        self.task, self.calls, self.components, self.said = Sums(), [], components, []
+        self.say = self.said.append
         options = {"prompts": 2, "samples": 4, "ks": [1, 2, 4], "correct": None, "temperature": 0.7} | options
         self.config = SimpleNamespace(eval=SimpleNamespace(**options))
         manager = pluggy.PluginManager("grpozoo")
         manager.add_hookspecs(hooks)
-        for plugin in plugins:
+        for plugin in (Sampled(sampler or TokenSampler()), *plugins):
             manager.register(plugin, type(plugin).__name__.lower())
         self.hooks = manager.hook
 
@@ -177,7 +202,7 @@ def test_evaluation_asks_for_greedy_and_sampled_and_reports_both():
             "heldout/truncated": 0.5,
             "heldout/missing": 0.0,
             "heldout/avg@4": (2 / 4 + 1 / 4) / 2,
-            "heldout/distinct": 1.0,  # the two right ones of the first prompt are the same text
+            "heldout/distinct": 1.0,  # "2" and "3"
             "heldout/pass@1": 0.375,
             "heldout/best@1": 0.75,  # the total is twice the verdict
             "heldout/maj@1": 0.375,
@@ -241,3 +266,101 @@ def test_rows_are_grouped_by_id_not_by_position():
     rows = rollouts(prompts, [1, 0, 1, 0], [0, 0, 1, 1], ["x"] * 4)
     result = summarize(rows, [0, 1, 0, 1], rows, [0, 1, 0, 1], [0, 1, 0, 1], ["x"] * 4, [2])
     assert result["heldout/pass@2"] == 0.5
+
+
+# Samples that a token sampler couples
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@given(st.lists(st.lists(st.integers(-2, 3), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_best_of_cells_is_the_mean_over_all_ways_to_take_one_from_each(cells):
+    values = [float(value) for cell in cells for value in cell]
+    places = iter(range(len(values)))
+    numbered = [[next(places) for _ in cell] for cell in cells]
+    expected = mean(max(map(float, chosen)) for chosen in product(*cells))
+    assert best_of_sets([values], [[numbered]]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_sets_are_averaged_and_prompts_weigh_equally():
+    sets = [[[[0], [2]], [[1], [3]]], [[[0, 1], [2, 3]]]]
+    assert best_of_sets([[1, 0, 0, 0], [1, 0, 1, 0]], sets) == pytest.approx((1 / 2 + 3 / 4) / 2, abs=1e-15)
+    assert maj_of_sets([["a", "b", "a", None]], [[1, 0, 1, 0]], sets[:1]) == 0.5  # a a: right; b alone: wrong
+
+
+def test_a_coupled_group_with_a_hole_counts_for_one_sample_only():
+    sets = [[[[0], [1]]]] * 2
+    assert (
+        best_of_sets([[1, nan], [0, 0]], sets) == 0.0 and maj_of_sets([["a", "a"]] * 2, [[1, nan], [0, 0]], sets) == 0
+    )
+    assert isnan(best_of_sets([[1, nan]], sets[:1]))
+
+
+def test_the_bound_is_the_mean_over_prompts_of_k_times_their_accuracy_at_most_1():
+    assert bound_at_k([[1, 0, 0, 0], [1, 1, 0, nan], [nan, nan]], 2) == pytest.approx((0.5 + 1) / 2, abs=1e-15)
+
+
+class Halves(TokenSampler):
+    """Two of four samples: the first and the third, or the second and the fourth."""
+
+    independent = False
+
+    def sets(self, design, count, m):
+        assert design == {} and count == 4
+        return [[[0], [2]], [[1], [3]]] if m == 2 else super().sets(design, count, m)
+
+
+def test_pass_at_k_of_coupled_samples_is_over_the_sets_of_their_sampler():
+    """p0 answers 2 2 3 3, p1 3 4 5 6: of each prompt's two halves one is right, or both."""
+    run = Run(sampler=Halves(), ks=[1, 2, 3, 4])
+    result = {
+        name: value
+        for name, value in evaluate(run).items()
+        if name.split("@")[0].endswith(("pass", "best", "maj", "bound"))
+    }
+    assert result == pytest.approx(
+        {
+            "heldout/pass@1": 0.375, "heldout/best@1": 0.75, "heldout/maj@1": 0.375, "heldout/bound@1": 0.375,
+            "heldout/pass@2": (1 + 1 / 2) / 2, "heldout/best@2": 1 + 1 / 2, "heldout/maj@2": (1 / 2 + 1 / 4) / 2,
+            "heldout/bound@2": (1 + 1 / 2) / 2,
+            "heldout/bound@3": (1 + 3 / 4) / 2,
+            "heldout/pass@4": 1.0, "heldout/best@4": 2.0, "heldout/maj@4": (1 / 2 + 1 / 4) / 2, "heldout/bound@4": 1.0,
+        },
+        abs=1e-12,
+    )  # fmt: skip
+    (said,) = run.said
+    assert "couples" in said and said.endswith("pass@3, best@3, maj@3")
+
+
+def test_a_vote_is_left_out_where_cells_hold_several_samples():
+    class Strata(Halves):
+        def sets(self, design, count, m):
+            return [[[0, 1], [2, 3]]]
+
+    run = Run(sampler=Strata(), ks=[2])
+    result = evaluate(run)
+    assert "heldout/maj@2" not in result and result["heldout/pass@2"] == pytest.approx((1 + 1 / 2) / 2, abs=1e-12)
+    assert run.said[0].endswith(": maj@2")
+
+
+def test_what_the_sampler_remembers_reaches_it_group_by_group():
+    seen = []
+
+    class Spy(Halves):
+        def sets(self, design, count, m):
+            seen.append((design, count))
+            return []
+
+    prompts = [Prompt("a", "a"), Prompt("b", "b")]
+    rows = rollouts(prompts, [1, 0, 1, 0], [0, 0, 1, 1], ["x"] * 4)
+    rows = replace(rows, design={"index": torch.tensor([5, 6, 7, 8])})
+    summarize(rows, [0] * 4, rows, [0] * 4, [0] * 4, ["x"] * 4, [2], Spy())
+    assert seen == [({"index": [5, 7]}, 2), ({"index": [6, 8]}, 2)]
+
+
+def test_independent_samples_say_nothing_and_have_no_bound():
+    run = Run()
+    assert not [name for name in evaluate(run) if "bound" in name] and not run.said

@@ -31,7 +31,7 @@ SMALL = {
 # Options under which a method acts in so short a run; at its defaults it may have nothing to do.
 ACTIVE = {
     "adaptive_entropy": {"init": 0.1, "target": 99.0, "coef_max": 1.0},
-    "bnpo": {"reward_min": -3.0, "reward_max": 3.0},
+    "bnpo": {"reward_min": -9.0, "reward_max": 9.0},
     "clip_cov": {"share": 0.5, "lower": -99.0, "upper": 99.0},
     "clip_higher": {"clip": 0.01, "clip_high": 0.02},
     "entropy_bonus": {"coef": 0.1},
@@ -39,10 +39,10 @@ ACTIVE = {
     "kl": {"coef": 0.1},
     "kl_cov": {"share": 0.5},
     "mismatch": {"level": "sequence", "mode": "truncate", "c_max": 0.9},
-    "dual_clip": {"c": 1.21},
+    "dual_clip": {"c": 1.01},
     "opsm": {"threshold": 0.0},
     "reference": {"every": 1},
-    "two_sided": {"delta": 1.21},
+    "two_sided": {"clip_high": 0.0, "delta": 1.01},
     "stare": {"target_entropy": 99.0, "reweight_w": 4.0},
 }
 

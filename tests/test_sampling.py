@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo.rng import stream
-from grpozoo.sampling import Choice, Law
+from grpozoo.sampling import Choice, Law, TokenSampler, counted_bits, counted_uniform
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.0]])
 
@@ -62,3 +62,24 @@ def test_the_ends_of_the_interval_give_tokens_that_may_be_drawn(u):
 
 def test_small_temperatures_stay_finite():
     assert bool(Choice(Law(temperature=1e-4).warp(LOGITS)).logprobs(torch.tensor([0])).isfinite().all())
+
+
+def splitmix(seed, n):
+    """The reference in unbounded integers: Steele, Lea and Flood, 2014."""
+    z = (seed + (n + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def test_counted_bits_are_those_of_splitmix():
+    assert splitmix(1234567, 0) == 6457827717110365317  # the first number of the published test
+    keys, ns = [0, 1234567, 2**62 + 5, 2**63 - 1], [0, 1, 77, 2**31]
+    found = counted_bits(torch.tensor(keys)[:, None], torch.tensor(ns))
+    assert found.tolist() == [[splitmix(key, n) >> 1 for n in ns] for key in keys]
+    u = counted_uniform(torch.tensor(keys)[:, None], torch.tensor(ns))
+    assert u.tolist() == [[(splitmix(key, n) >> 11) / 2**53 for n in ns] for key in keys]
+
+
+def test_a_sampler_knows_no_smaller_set_than_the_whole_unless_it_says_so():
+    assert TokenSampler().sets({}, 3, 3) == [[[0], [1], [2]]] and TokenSampler().sets({}, 3, 2) == []

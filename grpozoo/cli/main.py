@@ -19,6 +19,7 @@ TOOLS = {
     "plugins": "list the installed plugins, broken ones with their error",
     "explain": "explain metrics | explain RUN_FOLDER | explain KEY=VALUE ...",
     "card": "what one method is: source, equations, options, needs, what it stacks with: grpozoo card NAME",
+    "layer-scan": "train full and each layer alone, and compare: grpozoo layer-scan --seeds 0,1,2 steps=50",
     "check": "run the conformance kit over a plugin: grpozoo check NAME [CONFIG_CHOICE]",
 }
 FLAGS = (

@@ -21,6 +21,10 @@ the order of application, who answers which hook, and what there is to know befo
   grpozoo explain algo=[ONE,OTHER] sampler=iid""",
     "card": """grpozoo card NAME
 What one method is, made from its code: source, equations, options, needs, what it stacks with and what not, and why.""",
+    "layer-scan": """grpozoo layer-scan [--layers 0,1,2] [--seeds 0,1,2] [--metric heldout/avg@8] [--folder FOLDER] [KEY=VALUE ...]
+Train everything and each decoder layer alone with the same options, one run after the other, and write what each layer
+contributes: profile.json (for params=top plugins.layers.profile=FILE), profile.md and profile.png.
+  grpozoo layer-scan --seeds 0,1,2 steps=60 lr=3e-4""",
     "check": """grpozoo check NAME [KEY=VALUE ...]
 Run the conformance kit over a plugin, as switched on by the given arguments (default: its config file).
   grpozoo check mine
@@ -112,6 +116,13 @@ def card(arguments: list[str]) -> int:
     return 0
 
 
+def layer_scan(arguments: list[str]) -> int:
+    """Contributions of the decoder layers."""
+    from grpozoo.cli import layer_scan
+
+    return layer_scan.run(arguments)
+
+
 def check(arguments: list[str]) -> int:
     """The conformance kit; status 1 if a check fails."""
     if not arguments or "=" in arguments[0]:
@@ -136,5 +147,6 @@ RUNNERS: dict[str, Callable[[list[str]], int]] = {
     "plugins": plugins,
     "explain": explain,
     "card": card,
+    "layer-scan": layer_scan,
     "check": check,
 }

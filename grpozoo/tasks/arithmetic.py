@@ -6,7 +6,8 @@
 Without `parentheses` products come first, as usual; with them the chain is worked from left to right. A modulus is
 applied to every result. `Prompt.extra` holds, for the verifier's eyes only: expression, modulus, values (of the steps),
 steps ({lhs, rhs, value, source}; source is the part of the problem that the step evaluates) and scaffold,
-[(source, rhs)] of all steps but the last: sub-questions that do not give earlier answers away.
+[(source, rhs)] of all steps but the last: sub-questions that do not give earlier answers away. A share of the training
+prompts (`scaffold_share`) asks them, in the form of grpozoo.scaffold, and their worked solutions fill the slots.
 
 An answer is right if it is the integer written without leading zeros, blanks around it apart, and nothing follows.
 With scratch-pad it stands after the one `#`; without it is the whole completion, `#` optional; and in chat without
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 
 from grpozoo.errors import UserError
+from grpozoo.scaffold import scaffolded, with_slots
 from grpozoo.tasks import Task
 from grpozoo.tasks.calculator import calculate, check_step, final_answer, last_integer, parse_steps
 from grpozoo.tasks.hashing import digest, stable_hex, stable_int, unit
@@ -92,6 +94,8 @@ class Arithmetic(Task):
         chat: bool = False  # prompts are chat messages in words, for instruction-tuned models
         corrupt: float = 0.0  # share of worked solutions with a wrong result that is carried on; warm-up data only
         careless: float = 0.0  # share of worked solutions that forget every carry and borrow; warm-up data only
+        padding: float = 0.0  # share of the lines of worked solutions that lead nowhere, below 1; warm-up data only
+        scaffold_share: float = 0.0  # share of training prompts that ask for the steps' results too; for a warm start
 
         def __post_init__(self):
             _check(self)
@@ -107,7 +111,7 @@ class Arithmetic(Task):
                     f"task.{name}={wanted}, but this family has {len(side)} distinct problems on that side\n"
                     f"set task.{name}={len(side)}, or widen it with task.digits, task.terms or task.operators"
                 )
-        self.train, self.heldout = _Problems(train, self._prompt), _Problems(heldout, self._prompt)
+        self.train, self.heldout = _Problems(train, self._exercise), _Problems(heldout, self._prompt)
 
     def verify(self, prompt: Prompt, completion: str) -> float:
         """1.0 if the final answer is right, else 0.0; the steps do not count (`check_step` does that)."""
@@ -135,13 +139,24 @@ class Arithmetic(Task):
         if not self.scratchpad:
             return str(steps[-1].value)
         separator = "\n" if self.config.chat else ";"
-        work = separator.join(f"{step.lhs}={step.value}" for step in steps)
+        lines = with_slots([f"{step.lhs}={step.value}" for step in steps], prompt.extra.get("slots", 0))
+        if self.config.padding:
+            lines = _padded(lines, steps, self.config.padding, random.Random(stable_int("padding", prompt.id)))
+        work = separator.join(lines)
         return f"{work}{separator if self.config.chat else ''}#{steps[-1].value}"
 
     def fingerprint(self) -> str:
         """Hash of the configuration and of all ids in order."""
         ids = (_id(*problem, self.family) for side in (self.train, self.heldout) for problem in side.problems)
-        return digest([json.dumps(asdict(self.config), sort_keys=True), *ids])
+        later = {"padding", "scaffold_share"}  # options that came later count where they are used: older runs resume
+        options = {name: value for name, value in asdict(self.config).items() if value or name not in later}
+        return digest([json.dumps(options, sort_keys=True), *ids])
+
+    def _exercise(self, operands: tuple[int, ...], operators: str) -> Prompt:
+        """A training prompt: in the share `scaffold_share` with its sub-questions."""
+        prompt = self._prompt(operands, operators)
+        asks = unit("scaffold", prompt.id) < self.config.scaffold_share and prompt.extra["scaffold"]
+        return scaffolded(prompt, scaffold(prompt)) if asks else prompt
 
     def _prompt(self, operands: tuple[int, ...], operators: str) -> Prompt:
         steps = _work(operands, operators, self.family)
@@ -215,9 +230,13 @@ def _check(config: Arithmetic.Config) -> None:
             raise ValueError(f"{name} lies in {low}..{high}, got {getattr(wanted, name)}")
     if wanted.modulus < 0 or wanted.modulus == 1:
         raise ValueError(f"modulus is at least 2, or 0 for none, got {wanted.modulus}")
-    for name in ("corrupt", "careless"):
+    for name in ("corrupt", "careless", "scaffold_share"):
         if not 0 <= getattr(config, name) <= 1:
             raise ValueError(f"{name} lies in [0, 1], got {getattr(config, name)}")
+    if not 0 <= config.padding < 1:
+        raise ValueError(f"padding lies in [0, 1), got {config.padding}")
+    if (config.scaffold_share or config.padding) and (config.chat or config.scratchpad is False):
+        raise ValueError("scaffold_share and padding are for plain prompts with scratch-pad: drop chat and scratchpad")
 
 
 def _draw(wanted: Family) -> tuple[list, list]:
@@ -320,6 +339,17 @@ def _careless(expression: str, wanted: Family) -> list[Step]:
             value = step.value - 10 if units > 9 else step.value + 10
             replaced[at] = value % wanted.modulus if wanted.modulus else value
     return _work(*problem, wanted, replaced)
+
+
+def _padded(lines: list[str], steps: list[Step], share: float, rng: random.Random) -> list[str]:
+    """The lines with true ones between them that lead nowhere: a copy, or a value that equals itself."""
+    padded = []
+    for at, line in enumerate(lines):
+        padded.append(line)
+        while rng.random() < share:
+            step = steps[rng.randint(0, at)]
+            padded.append(f"{step.lhs}={step.value}" if rng.random() < 0.5 else f"{step.value}={step.value}")
+    return padded
 
 
 def _wrong(expression: str, steps: list[Step], wanted: Family, rng: random.Random) -> list[Step]:

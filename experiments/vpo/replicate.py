@@ -1,0 +1,186 @@
+"""VPO against its controls on digit_picks: the best of k answers, and how far the answers of a pool are apart.
+
+    python replicate.py --jobs 2                   GRPO, Multi-RLVR and VPO, five seeds, components that conflict
+    python replicate.py --arms VPO "Max@k" --jobs 2          others: see --help
+    python replicate.py --collinear --jobs 2       the control: all components are their mean, nothing is to be gained
+    python replicate.py --steps 8 --seeds 0 1      a look
+
+All arms sample the same number of tokens for each step, to within the truncated completions: three answers take 19
+tokens, one takes 4, so those that give one answer have 76 prompts a step where the others have 16. Pools are of 30
+answers to 256 held-out prompts: 10 completions of three answers, or 30 of one. best@k is the exact expectation of the
+highest mean of the components among k of them; diversity is the mean L1 distance of the components of two of them.
+
+Writes picks.json (evaluations of every run), picks.md and picks.png (means with 95 % confidence intervals over the seeds,
+Student's t); with --collinear the same as collinear.*. Each run is a process with one thread, of about 30 seconds.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, stdev
+
+from scipy.stats import t as student
+
+HERE = Path(__file__).resolve().parent
+KS = (1, 2, 4, 8, 16, 30)
+COMMON = [
+    "task=digit_picks", "reward=picks", "lr=3e-4", "plugins.grpo.ddof=0", "plugins.grpo.eps=1e-6",
+    "eval.prompts=256", "logger.trackers=[]", "logger.progress=false", "checkpoint.every=0", "resume=null",
+]  # fmt: skip
+ONE = ["max_completion_length=5", "prompts_per_step=76", "eval.samples=30", "eval.ks=[1]"]
+THREE = ["task.answers=3", "max_completion_length=20", "prompts_per_step=16", "eval.samples=10", "eval.ks=[1]"]
+ARMS = {
+    "GRPO": ONE,
+    "Multi-RLVR max": [*THREE, "algo=multi_rlvr"],
+    "Multi-RLVR sum": [*THREE, "algo=multi_rlvr", "plugins.multi_rlvr.reduce=sum"],
+    "Multi-RLVR sum, distinct": [*THREE, "algo=multi_rlvr", "plugins.multi_rlvr.reduce=sum", "plugins.multi_rlvr.distinct=true"],
+    "VPO": [*THREE, "algo=vpo"],
+    "VPO sobol": [*THREE, "algo=vpo", "plugins.vpo.sampler=sobol", "plugins.vpo.draws=64"],
+    "Max@k": [*ONE, "algo=max_at_k"],
+    "random weighting": [*ONE, "algo=random_weighting"],
+}  # fmt: skip
+MAIN = ("GRPO", "Multi-RLVR max", "VPO")
+EVALUATED = (*(f"picks/best@{k}" for k in KS), "picks/diversity")
+SUMMED = ("rollout/tokens", "time/step_s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(MAIN), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--collinear", action="store_true")
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("runs/vpo"), help="of the runs; those that exist are kept")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the results")
+    args = parser.parse_args()
+    suite = "collinear" if args.collinear else "picks"
+    size = [f"steps={args.steps}", f"eval.every={max(args.steps // 4, 1)}", f"model.layers={args.layers}", f"model.width={args.width}"]  # fmt: skip
+    common = [*COMMON, *size, f"task.collinear={str(args.collinear).lower()}"]
+    jobs = [(name, seed) for seed in args.seeds for name in args.arms]
+    folder = args.folder.resolve() / f"{suite}-{args.layers}x{args.width}-{args.steps}"
+    with ThreadPoolExecutor(args.jobs) as pool:
+        places = list(pool.map(lambda job: run(folder, [*common, *ARMS[job[0]]], *job), jobs))
+    runs = [{"arm": name, "seed": seed, **read(place)} for (name, seed), place in zip(jobs, places, strict=True)]
+    record = {"common": common, "arms": {name: ARMS[name] for name in args.arms}, "runs": runs}
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{suite}.json").write_text(json.dumps(record) + "\n")
+    (args.out / f"{suite}.md").write_text(text := table(suite, record))
+    print(text)
+    plot(record, args.out / f"{suite}.png")
+
+
+def run(folder: Path, overrides: list[str], name: str, seed: int) -> Path:
+    """One run, unless it is there."""
+    place = folder / f"{name.replace(' ', '_').replace(',', '').replace('@', '_at_')}-{seed}"
+    if not (place / "summary.json").exists():
+        command = [sys.executable, "-m", "grpozoo", *overrides, f"seed={seed}", f"run_dir='{place}'"]
+        answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if answer.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{answer.stderr}")
+        print(f"{name}, seed {seed}: done", file=sys.stderr, flush=True)
+    return place
+
+
+def read(place: Path) -> dict[str, dict]:
+    """series: name -> [[step, value], ...] of the evaluations; sums: name -> over all steps."""
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    series = {
+        name: [[line["step"], round(line[name], 6)] for line in lines if isinstance(line.get(name), float)]
+        for name in EVALUATED
+    }
+    return {"series": series, "sums": {name: round(sum(line.get(name, 0) for line in lines), 3) for name in SUMMED}}
+
+
+def last(run: dict, metric: str) -> float:
+    """The metric at the end of a run."""
+    return run["series"][metric][-1][1]
+
+
+def half(values: list[float]) -> float:
+    """Half the width of the 95 % confidence interval of the mean; 0 for one value."""
+    if len(values) < 2:
+        return 0.0
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+
+
+def shown(values: list[float], digits: int) -> str:
+    """Mean and half the width of its interval."""
+    return f"{fmean(values):.{digits}f}" + (f" ± {half(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def table(suite: str, record: dict) -> str:
+    """One line for each arm, and the differences to VPO seed by seed."""
+    arms = {name: [run for run in record["runs"] if run["arm"] == name] for name in record["arms"]}
+    seeds = len({run["seed"] for run in record["runs"]})
+    head = [*(f"best@{k}" for k in KS), "diversity", "tokens, millions", "seconds"]
+    lines = [
+        f"# {suite}",
+        "",
+        f"`python replicate.py{' --collinear' * (suite == 'collinear')}`: {seeds} seeds; mean ± half the 95 % confidence interval (Student's t).",
+        "Common options: `" + " ".join(record["common"]) + "`.",
+        "",
+        "| arm | " + " | ".join(head) + " |",
+        "|" + " --- |" * (len(head) + 1),
+    ]
+    for name, runs in arms.items():
+        cells = [shown([last(run, f"picks/best@{k}") for run in runs], 4) for k in KS]
+        cells.append(shown([last(run, "picks/diversity") for run in runs], 3))
+        cells.append(shown([run["sums"]["rollout/tokens"] / 1e6 for run in runs], 2))
+        cells.append(shown([run["sums"]["time/step_s"] for run in runs], 0))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for name in [name for name in ("GRPO", "VPO") if name in arms]:  # the two warm starts: of one answer, and of three
+        start = {metric: fmean(run["series"][metric][0][1] for run in arms[name]) for metric in EVALUATED}
+        lines += ["", f"Before training, {name}: best@1 {start['picks/best@1']:.4f}, best@30 {start['picks/best@30']:.4f}, diversity {start['picks/diversity']:.3f}."]  # fmt: skip
+    if "VPO" in arms and len(arms) > 1:
+        lines += ["", "VPO less the other, of one seed each:", "", "| other | " + " | ".join(head[:-2]) + " |", "|" + " --- |" * (len(head) - 1)]  # fmt: skip
+        own = {run["seed"]: run for run in arms["VPO"]}
+        for name, runs in arms.items():
+            if name != "VPO":
+                gaps = [[last(own[run["seed"]], metric) - last(run, metric) for run in runs] for metric in EVALUATED]
+                lines.append(f"| {name} | " + " | ".join(shown(gap, 4) for gap in gaps) + " |")
+    lines += ["", "| arm | options |", "| --- | --- |"]
+    lines += [f"| {arm} | `{' '.join(options)}` |" for arm, options in record["arms"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def plot(record: dict, file: Path) -> None:
+    """best@k at the end, and the diversity over the steps: means with 95 % intervals over the seeds."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: pip install matplotlib", file=sys.stderr)
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5))
+    for arm in record["arms"]:
+        runs = [run for run in record["runs"] if run["arm"] == arm]
+        curves = [[last(run, f"picks/best@{k}") for k in KS] for run in runs]
+        draw(left, KS, curves, arm)
+        steps = [step for step, _ in runs[0]["series"]["picks/diversity"]]
+        draw(right, steps, [[value for _, value in run["series"]["picks/diversity"]] for run in runs], arm)
+    left.set(xscale="log", xticks=KS, xticklabels=KS, xlabel="k, answers", ylabel="best@k, mean of the components")
+    right.set(xlabel="step", ylabel="diversity, L1 distance of two answers")
+    left.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def draw(axis, x, curves: list[list[float]], label: str) -> None:
+    """Mean curve and interval."""
+    columns = [list(column) for column in zip(*curves, strict=True)]
+    low, high = ([fmean(column) + sign * half(column) for column in columns] for sign in (-1, 1))
+    line = axis.plot(x, [fmean(column) for column in columns], label=label, marker=".")[0]
+    axis.fill_between(x, low, high, alpha=0.15, color=line.get_color())
+
+
+if __name__ == "__main__":
+    main()
