@@ -142,7 +142,7 @@ def test_the_size_of_a_stream_is_checked_without_reading_all_of_it():
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({}, "task.kind has no value: choose one of arithmetic, digit_sum, hf, jsonl, reasoning_gym"),
+        ({}, "task.kind has no value: choose one of arithmetic, digit_picks, digit_sum, hf, jsonl, reasoning_gym"),
         ({"kind": "arithmetics"}, "unknown task 'arithmetics', did you mean 'arithmetic'"),
         (
             {"kind": "arithmetic", "digit": 3},

@@ -43,6 +43,7 @@ ACTIVE = {
     "opsm": {"threshold": 0.0},
     "reference": {"every": 1},
     "two_sided": {"clip_high": 0.0, "delta": 1.01},
+    "scope_rl": {"outcome": "right"},
     "stare": {"target_entropy": 99.0, "reweight_w": 4.0},
 }
 
