@@ -79,6 +79,12 @@ def choices(group: str) -> list[str]:
     )
 
 
+def config_file(group: str, name: str) -> Path | None:
+    """The file of a choice, ours or that of another distribution."""
+    folders = (CONF, *config_folders().values())
+    return next((file for folder in folders if (file := folder / group / f"{name}.yaml").is_file()), None)
+
+
 def groups() -> list[str]:
     """The names of all config groups."""
     return sorted(
@@ -113,9 +119,7 @@ def check_choices(overrides: list[str]) -> None:
 
 def _options(group: str, name: str) -> dict[str, Any]:
     """The options that a choice sets in the section `plugins`: key -> value."""
-    file = next(
-        (f for folder in (CONF, *config_folders().values()) if (f := folder / group / f"{name}.yaml").is_file()), None
-    )
+    file = config_file(group, name)
     if file is None or not file.read_text().startswith("# @package plugins"):
         return {}
     content = OmegaConf.to_container(OmegaConf.load(file)) or {}

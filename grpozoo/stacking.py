@@ -50,8 +50,7 @@ def group_of(choice: str) -> str:
 @cache
 def file_of(choice: str) -> Path:
     """The config file of a choice."""
-    folders = (search_path.CONF, *search_path.config_folders().values())
-    return next(path for folder in folders if (path := folder / group_of(choice) / f"{choice}.yaml").is_file())
+    return search_path.config_file(group_of(choice), choice)
 
 
 @cache
