@@ -237,14 +237,25 @@ def _row(rollouts: Rollouts, row: int) -> str:
 
 
 def _matrices(rows: list[Any], rollouts: Rollouts, where: str) -> tuple[Tensor, ...]:
-    """R matrices [m, d] float64, m >= 0 of each its own. No answer: one row of NaN."""
+    """R matrices [m, d] float64, m >= 0 of each its own, d the same within a group. No answer: one row of NaN."""
     matrices = [None if row is None else _matrix(row, i, rollouts, where) for i, row in enumerate(rows)]
-    widths = {matrix.shape[1] for matrix in matrices if matrix is not None and matrix.ndim == 2}
-    if len(widths) > 1:
-        raise UserError(f"{where} has matrices of different widths {sorted(widths)}: [m, d] with one d is expected")
-    width = next(iter(widths), 0)
-    missing, empty = torch.full((1, width), torch.nan, dtype=torch.float64), torch.zeros(0, width, dtype=torch.float64)
-    return tuple(missing if matrix is None else matrix if matrix.ndim == 2 else empty for matrix in matrices)
+    groups, widths = rollouts.group_id.tolist(), {}  # group -> its d
+    for i, (group, matrix) in enumerate(zip(groups, matrices, strict=True)):
+        if matrix is None or matrix.ndim < 2:
+            continue
+        width = widths.setdefault(group, matrix.shape[1])
+        if width != matrix.shape[1]:
+            raise UserError(
+                f"{where} has matrices of widths {width} and {matrix.shape[1]} in one group: {_row(rollouts, i)}\n"
+                "[m, d] with one d for all completions of a prompt is expected"
+            )
+
+    def full(matrix: Tensor | None, d: int) -> Tensor:
+        if matrix is None:
+            return torch.full((1, d), torch.nan, dtype=torch.float64)
+        return matrix if matrix.ndim == 2 else torch.zeros(0, d, dtype=torch.float64)
+
+    return tuple(full(matrix, widths.get(group, 1)) for group, matrix in zip(groups, matrices, strict=True))
 
 
 def _matrix(row: Any, i: int, rollouts: Rollouts, where: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Dynamic sampling (DAPO, arXiv:2503.14476, sec. 3.2): a full batch of groups that hold right and wrong answers.
 
     mixed(g) = 0 < sum_{i in g} v_i < n_g           v_i = 1 right, 0 wrong; n_g completions of g have a verdict
+               or, for a group that a plugin drew again with another prompt: its rewards differ
     kept = {g of the step : mixed(g) or n_g = 1}    round 1; one completion alone cannot be mixed and is kept
     while |kept| < N and round < max_rounds:        N = prompts_per_step
         kept += the same of the next prompts        prompts_per_round new groups
@@ -8,14 +9,17 @@
 
 The test asks for accuracy, not for rewards: a shaped reward (length, format) has a spread where every answer is right,
 and would keep groups that teach nothing about being right. So it stacks on any reward, advantage and loss. Whatever
-re-rolls completions of the same prompts applies before, whatever adds rows to chosen groups (luffy) applies after.
+re-rolls completions applies before, whatever adds rows to chosen groups (luffy) applies after. Completions of another
+prompt (scope_rl's sub-questions) are trained for more than the answer, so there the rewards are what may differ.
 It is not free: `extra` counts the completions that a step costs beyond its own.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from grpozoo import Plugin, Request, UserError, concatenate, group_index, hookimpl
+import torch
+
+from grpozoo import Plugin, Request, UserError, concatenate, group_equal, group_index, hookimpl
 
 OnLimit = Enum("OnLimit", ["train", "error"])
 
@@ -56,7 +60,7 @@ class DynamicSampling(Plugin):
             if rounds > 1:
                 rollouts, rewards = self.more(run, first_id=int(rollouts.group_id.max()) + 1)
                 extra += len(rollouts)
-            good, count = self.sift(run.verdicts(rollouts, rewards), rollouts.group_id)
+            good, count = self.sift(run.verdicts(rollouts, rewards), rollouts, rewards)
             mixed, groups = mixed + len(good), groups + count
             rows = [row for group in good[: wanted - kept] for row in group]  # what is beyond N is cut off
             kept = min(kept + len(good), wanted)
@@ -79,17 +83,19 @@ class DynamicSampling(Plugin):
         rollouts = run.generate([Request(prompt, first_id + i, samples) for i, prompt in enumerate(prompts)])
         return rollouts, run.score(rollouts)
 
-    def sift(self, verdicts, group_id):
+    def sift(self, verdicts, rollouts, rewards):
         """(the rows of each group that passes, in order of appearance; how many groups there are)."""
-        index, groups = group_index(group_id)
+        index, groups = group_index(rollouts.group_id)
         zeros = verdicts.new_zeros(groups)
         right = zeros.index_add(0, index, verdicts.nan_to_num(0.0))  # [groups]
         known = zeros.index_add(0, index, (~verdicts.isnan()).to(verdicts.dtype))  # n_g
-        passes = ((right > 0) & (right < known) | (known == 1)).tolist()
+        passes = ((right > 0) & (right < known) | (known == 1))[index]  # [R]
+        again = torch.tensor([tag != "train" for tag in rollouts.tag])
+        passes = torch.where(again, ~group_equal(rewards.total, rollouts.group_id), passes).tolist()
         members = {}
         for row, group in enumerate(index.tolist()):
             members.setdefault(group, []).append(row)
-        return [rows for group, rows in members.items() if passes[group]], groups
+        return [rows for rows in members.values() if passes[rows[0]]], groups
 
     def fell_short(self, kept, wanted, run):
         rounds, name = self.config.max_rounds, f"plugins.{self.name}"

@@ -25,6 +25,7 @@ from enum import Enum
 import torch
 
 from grpozoo import Plugin, Request, UserError, concatenate, group_equal, group_mean, group_std, hookimpl
+from grpozoo.errors import unknown
 from grpozoo.judge import LABELS, EndpointJudge, RuleJudge
 from grpozoo.scaffold import asks, correct_steps, main_answer, read_chain, same, scaffolded
 
@@ -119,7 +120,8 @@ class ScopeRl(Plugin):
         self.begun = False  # whether a schedule has come to QPR
 
     @hookimpl
-    def validate(self, config):
+    def validate(self, config, active):
+        self.outcome(config, active.answering()["reward"])
         if self.config.stage is Stage.schedule and self.switch(config) >= config.steps:
             return f"{self.name}: the run ends after {config.steps} steps, before QPR begins at {self.switch(config)}"
 
@@ -247,13 +249,22 @@ class ScopeRl(Plugin):
 
     def weight(self, rewards, run):
         """Of the outcome in the total."""
-        known, named = rewards.components, self.config.outcome or run.config.eval.correct
-        names = [named] if named else [name for name in OUTCOMES if name in known] or list(known)
-        if len(names) > 1 or not set(names) <= set(known):
+        known = rewards.components
+        name = self.outcome(run.config, known)
+        if name is not None and name not in known:
+            raise unknown(f"reward in plugins.{self.name}.outcome or eval.correct", name, known)
+        return 1.0 if name is None else rewards.weights[name]
+
+    def outcome(self, config, known):
+        """Which of the rewards says what is right; None where there is none."""
+        if named := self.config.outcome or config.eval.correct:
+            return named
+        names = [name for name in OUTCOMES if name in known] or list(known)
+        if len(names) > 1:
             raise UserError(
-                f"{self.name}: which reward says what is right, of {', '.join(known)}? set plugins.{self.name}.outcome=NAME"
+                f"{self.name}: which reward says what is right, of {', '.join(names)}? set plugins.{self.name}.outcome=NAME"
             )
-        return rewards.weights[names[0]] if names else 1.0
+        return names[0] if names else None
 
     def state_dict(self):
         return {"begun": self.begun}

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from grpozoo.cli.main import compose
+from grpozoo.cli.main import compose, leave
 from grpozoo.cli.train import train
 
 COMMON = [
@@ -44,3 +44,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     with mock.patch("torch.distributed.destroy_process_group"):  # the group serves all trainings
         main(Path(sys.argv[1]))
+    leave(0)

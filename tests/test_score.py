@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -255,11 +255,21 @@ def test_matrices_are_ragged_and_a_row_without_answer_is_nan():
     assert rewards.vectors["m"][1].isnan().all()
 
 
+def test_the_width_of_matrices_belongs_to_a_group():
+    """Two groups of two rows and one that nobody answered: d = 2, 3, and 1 in want of anything."""
+    rollouts = replace(rows(["a"] * 6), group_id=torch.tensor([7, 3, 7, 3, 5, 5]))
+    values = [[[1.0, 2.0]], [[1.0, 2.0, 3.0]], None, [], None, []]
+    vectors = rewards_of({"mine": Returns({"m": values})}, rollouts).vectors["m"]
+    assert [tuple(matrix.shape) for matrix in vectors] == [(1, 2), (1, 3), (1, 2), (0, 3), (1, 1), (0, 1)]
+    values[2] = [[1.0, 2.0, 3.0]]
+    with pytest.raises(UserError, match="widths 2 and 3 in one group: row 2, prompt 'p2'"):
+        rewards_of({"mine": Returns({"m": values})}, rollouts)
+
+
 @pytest.mark.parametrize("values, message", [
     ([[[1.0]], 2.0], "mixes matrices and numbers: row 1, prompt 'p1'"),
     ([[1.0], [2.0]], "mixes matrices and numbers: row 0"),
     ([[[1.0, 2.0], [3.0]], [[1.0]]], "lines of different lengths in row 0, prompt 'p0'"),
-    ([[[1.0, 2.0]], [[1.0]]], r"different widths \[1, 2\]"),
     ([[[1.0]], [[float("inf")]]], "infinite for row 1, prompt 'p1'"),
     ([torch.ones(1, 1), torch.full((1, 1), float("inf"))], "infinite for row 1, prompt 'p1'"),
     (torch.ones(2, 2, 2, 2), "3 dimensions in row 0"),

@@ -22,12 +22,13 @@ from statistics import fmean, stdev
 from scipy.stats import t as student
 
 HERE = Path(__file__).resolve().parent
-CHAINS = {"level": 3, "digits": 1, "min_terms": 4, "terms": 4}  # 7-2+9-4=, three steps, two sub-questions
+CHAINS = {"level": 3, "digits": 1, "min_terms": 6, "terms": 7}  # 7-2+9-4+1+8=, five or six steps, one sub-question less
 COMMON = [
-    *(f"task.{name}={value}" for name, value in CHAINS.items()), "max_completion_length=64", "lr=3e-4",
+    *(f"task.{name}={value}" for name, value in CHAINS.items()), "max_completion_length=112", "lr=3e-4",
     "prompts_per_step=8", "eval.prompts=128", "eval.samples=4", "eval.ks=[1,4]", "eval.every=20", "logger.completions=-1",
     "logger.trackers=[]", "logger.progress=false", "checkpoint.every=0",
 ]  # fmt: skip
+WARM_STEPS = 400  # later, and the policy solves the chains; earlier, and it fills no slot
 ARMS = {
     "GRPO": [],
     "ASR only": ["algo=scope_rl", "plugins.scope_rl.stage=asr"],
@@ -87,10 +88,10 @@ def warm_start(place: Path, seed: int) -> None:
     from grpozoo.tasks.arithmetic import Arithmetic
     from grpozoo.warm_start import Recipe, train
 
-    task = Arithmetic(Arithmetic.Config(**CHAINS, padding=0.4, scaffold_share=0.5))
-    recipe = Recipe(seed=seed, careless=0.0, target=0.06, cooldown=40, max_steps=400, every=20, probe=128)
+    task = Arithmetic(Arithmetic.Config(**CHAINS | {"min_terms": 2}, padding=0.3, scaffold_share=0.5))
+    recipe = Recipe(seed=seed, careless=0.0, target=1.0, cooldown=100, max_steps=WARM_STEPS, every=WARM_STEPS, probe=128)
     place.mkdir(parents=True, exist_ok=True)
-    train(Model(layers=2, width=64, heads=4), task, place, recipe)
+    train(Model(layers=2, width=96, heads=4), task, place, recipe)
 
 
 def ensure(folder: Path, seed: int) -> None:

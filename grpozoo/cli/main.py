@@ -1,7 +1,9 @@
 """`python -m grpozoo KEY=VALUE ...` trains; `grpozoo TOOL ...` runs one of the tools around it."""
 
+import logging
 import os
 import sys
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -55,7 +57,20 @@ def main() -> None:
             raise
         print(explain(error), file=sys.stderr)
         status = 1
+    leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process. One of several skips the interpreter's own shutdown, as multiprocessing's children do.
+
+    A thread of torch.distributed may still hold a tensor whose Python side it then cannot free: it aborts the process, and
+    the launcher takes a run that is done and saved for a failed one.
+    """
     sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        logging.shutdown()
+        os._exit(status)
     sys.exit(status)
 
 

@@ -93,5 +93,6 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
         run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo resume={run_dir}")
     run.tracker.close()
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # a launcher stops all processes when one fails: none leaves before all have saved
         torch.distributed.destroy_process_group()
     return 128 + (run.signals or [0])[0] if stopped else 0

@@ -460,6 +460,20 @@ def test_the_weight_is_that_of_the_named_outcome_whatever_the_batch_holds():
         plugin(**options("asr")).weight(
             replace(rewards, components={"a": zeros, "b": zeros}, weights={"a": 1.0, "b": 1.0}), run
         )
+    with pytest.raises(UserError, match="unknown reward in plugins.scope_rl.outcome.*'anser'.*answer"):
+        plugin(**options("asr"), outcome="anser").weight(rewards, run)
+
+
+def checked(*overrides):
+    config, active = compose("algo=scope_rl", *overrides)
+    active.hooks.validate(config=config, active=active)
+
+
+def test_two_rewards_that_may_be_the_outcome_are_refused_before_a_model_loads():
+    with pytest.raises(UserError, match="which reward says what is right, of answer, math"):
+        checked("reward=[answer,math]")
+    checked("reward=[answer,math]", "plugins.scope_rl.outcome=math")
+    checked("reward=[answer,format]")
 
 
 # --- stages, floor, refusals --------------------------------------------------------------------------------------------
@@ -570,6 +584,17 @@ def test_dynamic_sampling_judges_repaired_groups():
     rollouts = run.generate([Request(run.prompts(1)[0], 0, (0, 1, 2, 3))])
     after, rewards = active.hooks.resample(rollouts=rollouts, rewards=run.score(rollouts), run=run)
     assert set(after.tag) == {TAG} and rewards.total.tolist() == [0, 1, 0, 1] and len(run.asked) == 2
+
+
+def test_dynamic_sampling_keeps_a_repaired_group_without_a_right_answer():
+    """All answers are wrong, but every second first sub-answer is right: the rewards differ, so the group teaches."""
+    config, active = compose("algo=[scope_rl,dynamic_sampling]", "prompts_per_step=1", "group_size=4", "plugins.scope_rl.stage=asr")  # fmt: skip
+    run = Groups({0: "0000"}, slots="S1:{0};S2:no#no")
+    run.config, run.active, run.hooks, run.plugins = config, active, active.hooks, active.plugins
+    rollouts = run.generate([Request(run.prompts(1)[0], 0, (0, 1, 2, 3))])
+    after, rewards = active.hooks.resample(rollouts=rollouts, rewards=run.score(rollouts), run=run)
+    assert set(after.tag) == {TAG} and len(run.asked) == 2
+    assert set(run.verdicts(after, rewards).tolist()) == {0.0} and len(set(rewards.total.tolist())) == 2
 
 
 def test_a_greedy_baseline_answers_the_sub_questions_too():
@@ -702,7 +727,8 @@ def test_two_processes_make_the_update_of_one(tmp_path):
         assert done.returncode == 0, done.stderr[-4000:]
         weights.append(load_file(place / "model" / "model.safetensors"))
         lines.append([{n: v for n, v in line.items() if n.startswith("scope_rl/")} for line in metrics(place)])
-    assert max(float((weights[0][key] - weights[1][key]).abs().max()) for key in weights[0]) < 1e-6
+    # Adam divides by the size of a gradient, and so the rounding of a tiny one grows: two updates of lr 3e-4 each
+    assert max(float((weights[0][key] - weights[1][key]).abs().max()) for key in weights[0]) < 1e-5
     for one, two in zip(*lines, strict=True):
         assert one == pytest.approx(two, abs=1e-4)
     assert all(line["scope_rl/routed"] > 0 and line["scope_rl/useful"] > 0 for line in lines[0] if line)
