@@ -89,7 +89,9 @@ def warm_start(place: Path, seed: int) -> None:
     from grpozoo.warm_start import Recipe, train
 
     task = Arithmetic(Arithmetic.Config(**CHAINS | {"min_terms": 2}, padding=0.3, scaffold_share=0.5))
-    recipe = Recipe(seed=seed, careless=0.0, target=1.0, cooldown=100, max_steps=WARM_STEPS, every=WARM_STEPS, probe=128)
+    recipe = Recipe(
+        seed=seed, careless=0.0, target=1.0, cooldown=100, max_steps=WARM_STEPS, every=WARM_STEPS, probe=128
+    )
     place.mkdir(parents=True, exist_ok=True)
     train(Model(layers=2, width=96, heads=4), task, place, recipe)
 
