@@ -85,14 +85,21 @@ def regenerate(config: Any, task: Task, recipe: Recipe | None = None) -> tuple[P
     return folder, json.loads((folder / "recipe.json").read_text())["result"], note
 
 
-def train(config: Any, task: Task, folder: Path, recipe: Recipe | None = None) -> dict[str, float]:
-    """Train and save weights, tokenizer and `recipe.json` into `folder`; returns steps and the accuracies reached."""
+def train(
+    config: Any, task: Task, folder: Path, recipe: Recipe | None = None, start: Path | None = None
+) -> dict[str, float]:
+    """Train and save weights, tokenizer and `recipe.json` into `folder`; returns steps and the accuracies reached.
+
+    start: a folder of this function's, to go on from its weights (with other data, say); null: random weights.
+    """
     import torch
 
-    from grpozoo.models import save, tiny_model, tiny_tokenizer
+    from grpozoo.models import restore, save, tiny_model, tiny_tokenizer
 
     recipe = recipe or Recipe()
     teacher, tokenizer, model = _teacher(task, recipe), tiny_tokenizer(), tiny_model(config, recipe.seed)
+    if start is not None:
+        restore(model, start)
     with _threads(recipe.threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         steps, reached = _fit(model, tokenizer, teacher, recipe)
@@ -105,6 +112,8 @@ def train(config: Any, task: Task, folder: Path, recipe: Recipe | None = None) -
         "result": result,
         "task": _content(teacher),
     }
+    if start is not None:
+        record["start"] = json.loads((start / "recipe.json").read_text())  # the key does not know it: never cached
     (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
     return result
 

@@ -202,6 +202,22 @@ def test_the_corrupt_share_is_kept_and_grows_without_changing_sides():
     assert [third.solution(p) for p in third.train[:50]] == [third.solution(p) for p in third.train[:50]]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_slips_come_at_every_step_alike_and_are_carried_on(level):
+    """Of all steps a third slips, after a slip as often as after none; the lines go on from the values they state."""
+    made, counts = task(level=level, slips=1 / 3, train=1500), {True: [0, 0], False: [0, 0]}  # slipped before: [n, slips]
+    for prompt in made.train:
+        solution, before = made.solution(prompt), False
+        assert parse_steps(solution)[-1][1] == final_answer(solution) and "--" not in solution
+        for lhs, rhs in parse_steps(solution):
+            slipped = not check_step(lhs, rhs, prompt.extra["modulus"])
+            counts[before] = [count + more for count, more in zip(counts[before], (1, slipped), strict=True)]
+            before = before or slipped
+    for n, slips in counts.values():
+        assert n == 0 or abs(slips / n - 1 / 3) < 4.5 * (2 / 9 / n) ** 0.5
+    assert made.fingerprint() != task(level=level, train=1500).fingerprint()
+
+
 def test_parse_steps_keeps_the_place_of_what_is_no_step():
     assert parse_steps("1+2=3; ;oops;3+4=7=8;;3+4=7#7;9+9=18") == [
         ("1+2", "3"),
@@ -282,6 +298,7 @@ def test_no_completion_makes_the_parsers_raise(text):
         ({"modulus": 1}, "modulus"),
         ({"train": 0}, "train"),
         ({"corrupt": 1.5}, "corrupt"),
+        ({"slips": -0.5}, "slips"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

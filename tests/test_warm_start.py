@@ -109,6 +109,18 @@ def test_training_ends_at_max_steps_with_a_measured_accuracy(task, tmp_path, coo
     assert result == {"steps": 5, "greedy": 0.25, "sampled": 0.125}
 
 
+def test_a_training_goes_on_from_another_ones_weights(task, tmp_path):
+    """With nothing left to do (lr=0) they stay as they are, and the record says where they come from."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    warm_start.train(SMALL, task, tmp_path / "first", QUICK)
+    warm_start.train(SMALL, task, tmp_path / "second", replace(QUICK, lr=0.0, seed=1), tmp_path / "first")
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+    record = json.loads((tmp_path / "second" / "recipe.json").read_text())
+    assert record["start"] == json.loads((tmp_path / "first" / "recipe.json").read_text())
+
+
 def test_a_share_of_what_is_taught_has_bad_habits(task):
     taught = warm_start._teacher(task, replace(QUICK, careless=0.25))
     assert sum(taught.solution(p) == "wrong" for p in task.train) == 8  # of 32

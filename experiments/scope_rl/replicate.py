@@ -123,16 +123,16 @@ def call(command: list[str]) -> None:
 
 def read(place: Path) -> dict:
     """Series of a run: name -> [[step, value], ...]. tokens: millions sampled so far; eta: groups that are trained on."""
+    kept = {name for name, *_ in COLUMNS.values()} | {name for name, _ in CURVES}
     series: dict[str, list] = {}
     tokens = 0.0
     for line in map(json.loads, (place / "metrics.jsonl").read_text().splitlines()):
         step = line["step"]
         tokens += (line.get("rollout/tokens", 0) + line.get("scope_rl/replaced", 0)) / 1e6
-        found = {name: value for name, value in line.items() if name.startswith(("heldout/", "scope_rl/"))}
-        found |= {"tokens": tokens} | ({"eta": 1 - line["groups/equal"]} if "groups/equal" in line else {})
-        for name, value in found.items():
-            if isinstance(value, (int, float)):
-                series.setdefault(name, []).append([step, round(value, 6)])
+        found = line | {"tokens": tokens} | ({"eta": 1 - line["groups/equal"]} if "groups/equal" in line else {})
+        for name in kept & set(found):
+            if isinstance(found[name], (int, float)):
+                series.setdefault(name, []).append([step, round(found[name], 4)])
     series["useful"] = [[step, round(value, 4)] for step, value in useful(place / "completions.jsonl")]
     return {"series": series}
 

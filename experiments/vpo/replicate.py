@@ -10,8 +10,11 @@ tokens, one takes 4, so those that give one answer have 76 prompts a step where 
 answers to 256 held-out prompts: 10 completions of three answers, or 30 of one. best@k is the exact expectation of the
 highest mean of the components among k of them; diversity is the mean L1 distance of the components of two of them.
 
+The policy: warm-started on worked answers of which half are random and half the best in one of the four components, so
+that it knows what digits are worth and has not chosen; one for prompts of one answer, one for prompts of three.
+
 Writes picks.json (evaluations of every run), picks.md and picks.png (means with 95 % confidence intervals over the seeds,
-Student's t); with --collinear the same as collinear.*. Each run is a process with one thread, of about 30 seconds.
+Student's t); with --collinear the same as collinear.*. Each run is a process with one thread, of about two minutes.
 """
 
 import argparse
@@ -53,20 +56,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(MAIN), metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--collinear", action="store_true")
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs/vpo"), help="of the runs; those that exist are kept")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--warm-start", type=int, metavar="ANSWERS", help="make one warm start, in this process")
     args = parser.parse_args()
+    policies = args.folder.resolve() / f"policy-{args.layers}x{args.width}"
+    if args.warm_start is not None:
+        return warm_start(policies / str(args.warm_start), args.warm_start, args.layers, args.width)
     suite = "collinear" if args.collinear else "picks"
-    size = [f"steps={args.steps}", f"eval.every={max(args.steps // 4, 1)}", f"model.layers={args.layers}", f"model.width={args.width}"]  # fmt: skip
-    common = [*COMMON, *size, f"task.collinear={str(args.collinear).lower()}"]
+    length = [f"steps={args.steps}", f"eval.every={max(args.steps // 4, 1)}"]
+    common = [*COMMON, *length, f"task.collinear={str(args.collinear).lower()}"]
     jobs = [(name, seed) for seed in args.seeds for name in args.arms]
     folder = args.folder.resolve() / f"{suite}-{args.layers}x{args.width}-{args.steps}"
     with ThreadPoolExecutor(args.jobs) as pool:
-        places = list(pool.map(lambda job: run(folder, [*common, *ARMS[job[0]]], *job), jobs))
+        forms = {answers(name) for name in args.arms}
+        list(pool.map(lambda m: ensure(policies / str(m), m, args), forms))
+        places = list(pool.map(lambda job: run(folder, policies, common, *job), jobs))
     runs = [{"arm": name, "seed": seed, **read(place)} for (name, seed), place in zip(jobs, places, strict=True)]
     record = {"common": common, "arms": {name: ARMS[name] for name in args.arms}, "runs": runs}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -76,16 +85,46 @@ def main() -> None:
     plot(record, args.out / f"{suite}.png")
 
 
-def run(folder: Path, overrides: list[str], name: str, seed: int) -> Path:
+def answers(name: str) -> int:
+    """How many answers to a prompt an arm asks for."""
+    return 3 if ARMS[name][: len(THREE)] == THREE else 1
+
+
+def warm_start(place: Path, answers: int, layers: int, width: int) -> None:
+    """A small policy that has seen answers of every kind."""
+    from grpozoo.config import Model
+    from grpozoo.tasks.digit_picks import DigitPicks
+    from grpozoo.warm_start import Recipe, train
+
+    task = DigitPicks(DigitPicks.Config(answers=answers, skilled=0.5))
+    recipe = Recipe(target=1.0, cooldown=100, max_steps=700, every=700)  # the target is out of reach: 700 steps
+    place.mkdir(parents=True, exist_ok=True)
+    train(Model(layers=layers, width=width, heads=4), task, place, recipe)
+
+
+def ensure(place: Path, answers: int, args: argparse.Namespace) -> None:
+    """The warm start for prompts of so many answers, unless it is there."""
+    if not (place / "recipe.json").exists():
+        size = ["--layers", str(args.layers), "--width", str(args.width), "--folder", str(args.folder)]
+        call([sys.executable, __file__, "--warm-start", str(answers), *size])
+        print(f"warm start, answers={answers}: done", file=sys.stderr, flush=True)
+
+
+def run(folder: Path, policies: Path, common: list[str], name: str, seed: int) -> Path:
     """One run, unless it is there."""
     place = folder / f"{name.replace(' ', '_').replace(',', '').replace('@', '_at_')}-{seed}"
     if not (place / "summary.json").exists():
-        command = [sys.executable, "-m", "grpozoo", *overrides, f"seed={seed}", f"run_dir='{place}'"]
-        answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if answer.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{answer.stderr}")
+        own = [f"model.path='{policies / str(answers(name))}'", f"seed={seed}", f"run_dir='{place}'"]
+        call([sys.executable, "-m", "grpozoo", *common, *ARMS[name], *own])
         print(f"{name}, seed {seed}: done", file=sys.stderr, flush=True)
     return place
+
+
+def call(command: list[str]) -> None:
+    """In a process of one thread."""
+    answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if answer.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{answer.stderr}")
 
 
 def read(place: Path) -> dict[str, dict]:

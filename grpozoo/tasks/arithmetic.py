@@ -34,6 +34,7 @@ __all__ = ["Arithmetic", "calculate", "check_step", "final_answer", "last_intege
 
 ALPHABET = "0123456789+-*()=;#"  # every character of plain prompts and completions
 HELDOUT_SHARE = 1 / 8  # of all problems
+SLIPS = (-20, -10, -2, -1, 1, 2, 10, 20)  # a digit off by one or two, or a lost carry
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
@@ -94,6 +95,7 @@ class Arithmetic(Task):
         chat: bool = False  # prompts are chat messages in words, for instruction-tuned models
         corrupt: float = 0.0  # share of worked solutions with a wrong result that is carried on; warm-up data only
         careless: float = 0.0  # share of worked solutions that forget every carry and borrow; warm-up data only
+        slips: float = 0.0  # share of the steps of the other worked solutions that slip, carried on; warm-up data only
         padding: float = 0.0  # share of the lines of worked solutions that lead nowhere, below 1; warm-up data only
         scaffold_share: float = 0.0  # share of training prompts that ask for the steps' results too; for a warm start
 
@@ -128,7 +130,8 @@ class Arithmetic(Task):
     def solution(self, prompt: Prompt) -> str:
         """A worked solution; for the share `corrupt` of the prompts, the same ones each time, a wrong one.
 
-        For the share `careless` it is worked without carries and borrows: right only where there are none.
+        For the share `careless` it is worked without carries and borrows: right only where there are none. In the rest each
+        step slips with probability `slips`, whatever happened before.
         """
         expression = prompt.extra["expression"]
         steps = _work(*_parse(expression), self.family)
@@ -136,6 +139,9 @@ class Arithmetic(Task):
             steps = _careless(expression, self.family)
         elif unit("corrupt", prompt.id) < self.config.corrupt:
             steps = _wrong(expression, steps, self.family, random.Random(stable_int("wrong", prompt.id)))
+        elif self.config.slips:
+            rng = random.Random(stable_int("slips", prompt.id))
+            steps = _slipped(expression, self.config.slips, self.family, rng)
         if not self.scratchpad:
             return str(steps[-1].value)
         separator = "\n" if self.config.chat else ";"
@@ -148,7 +154,7 @@ class Arithmetic(Task):
     def fingerprint(self) -> str:
         """Hash of the configuration and of all ids in order."""
         ids = (_id(*problem, self.family) for side in (self.train, self.heldout) for problem in side.problems)
-        later = {"padding", "scaffold_share"}  # options that came later count where they are used: older runs resume
+        later = {"padding", "scaffold_share", "slips"}  # options that came later count where they are used: older runs resume
         options = {name: value for name, value in asdict(self.config).items() if value or name not in later}
         return digest([json.dumps(options, sort_keys=True), *ids])
 
@@ -230,7 +236,7 @@ def _check(config: Arithmetic.Config) -> None:
             raise ValueError(f"{name} lies in {low}..{high}, got {getattr(wanted, name)}")
     if wanted.modulus < 0 or wanted.modulus == 1:
         raise ValueError(f"modulus is at least 2, or 0 for none, got {wanted.modulus}")
-    for name in ("corrupt", "careless", "scaffold_share"):
+    for name in ("corrupt", "careless", "slips", "scaffold_share"):
         if not 0 <= getattr(config, name) <= 1:
             raise ValueError(f"{name} lies in [0, 1], got {getattr(config, name)}")
     if not 0 <= config.padding < 1:
@@ -355,15 +361,27 @@ def _padded(lines: list[str], steps: list[Step], share: float, rng: random.Rando
 def _wrong(expression: str, steps: list[Step], wanted: Family, rng: random.Random) -> list[Step]:
     """The same work with one plausible slip (a digit off by one or two, or a lost carry) and a wrong answer."""
     problem = _parse(expression)
-    slips = [(at, slip) for at in range(len(steps)) for slip in (-20, -10, -2, -1, 1, 2, 10, 20)]
+    slips = [(at, slip) for at in range(len(steps)) for slip in SLIPS]
     rng.shuffle(slips)
     for at, slip in slips:
-        value = steps[at].value + slip
-        if wanted.modulus:
-            value %= wanted.modulus
-        if (value < 0) != (steps[at].value < 0):
-            continue  # a slip does not change the sign, so `7--4` never appears
-        work = _work(*problem, wanted, {at: value})
-        if work[-1].value != steps[-1].value:
+        value = _slip(steps[at], slip, wanted)
+        work = None if value is None else _work(*problem, wanted, {at: value})
+        if work and work[-1].value != steps[-1].value:
             return work
     raise AssertionError(f"no wrong answer to {expression}")
+
+
+def _slipped(expression: str, share: float, wanted: Family, rng: random.Random) -> list[Step]:
+    """The work of one who slips at each step with the same probability, and goes on from there."""
+    problem, replaced = _parse(expression), {}
+    for at in range(len(problem[1])):
+        values = [_slip(_work(*problem, wanted, replaced)[at], slip, wanted) for slip in SLIPS]
+        if rng.random() < share:
+            replaced[at] = rng.choice([value for value in values if value is not None])
+    return _work(*problem, wanted, replaced)
+
+
+def _slip(step: Step, slip: int, wanted: Family) -> int | None:
+    """The step's value off by so much; None if that changes nothing, or the sign: `7--4` never appears."""
+    value = (step.value + slip) % wanted.modulus if wanted.modulus else step.value + slip
+    return value if value != step.value and (value < 0) == (step.value < 0) else None

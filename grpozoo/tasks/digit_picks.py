@@ -42,6 +42,7 @@ class DigitPicks(Task):
         collinear: bool = False  # all components are their mean
         train: int = 20000  # prompts
         heldout: int = 256  # prompts, their digits apart from the training prompts'
+        skilled: float = 0.0  # share of the worked answers that are the best in one component, any of them; warm-up data only
 
         def __post_init__(self):
             if not 1 <= self.answers <= 9:
@@ -49,6 +50,8 @@ class DigitPicks(Task):
             for name in ("train", "heldout"):
                 if getattr(self, name) < 1:
                     raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+            if not 0 <= self.skilled <= 1:
+                raise ValueError(f"skilled lies in [0, 1], got {self.skilled}")
             if self.train + self.heldout > 10**DIGITS:
                 raise ValueError(f"there are {10**DIGITS} prompts, train + heldout is {self.train + self.heldout}")
 
@@ -68,14 +71,23 @@ class DigitPicks(Task):
         return float(max(mean(digits, picks) for picks in found) > bar(digits) + 1e-9)
 
     def solution(self, prompt: Prompt) -> str:
-        """Random answers, positions ascending, the same ones for a prompt each time: a form to learn, and no preference."""
+        """Random answers, positions ascending, the same ones for a prompt each time: a form to learn, and no preference.
+
+        The share `skilled` of them is as good as can be in one component, so that the policy learns what digits are worth.
+        """
         rng = random.Random(stable_int("picks", prompt.id))
-        texts = ["".join(str(i + 1) for i in rng.choice(CHOICES)) for _ in range(prompt.extra["answers"])]
+        picks = [rng.choice(CHOICES) for _ in range(prompt.extra["answers"])]
+        if self.config.skilled:
+            picks = [_specialist(prompt.id, rng) if rng.random() < self.config.skilled else p for p in picks]
+        texts = ["".join(str(i + 1) for i in p) for p in picks]
         return texts[0] if len(texts) == 1 else "".join(f"<{i}>{text}" for i, text in enumerate(texts, 1))
 
     def fingerprint(self) -> str:
         """Hash of the configuration, which decides the prompts."""
-        return digest([json.dumps(asdict(self.config), sort_keys=True)])
+        options = asdict(self.config)
+        if not self.config.skilled:
+            del options["skilled"]  # it came later: older runs resume
+        return digest([json.dumps(options, sort_keys=True)])
 
     def _prompt(self, digits: str) -> Prompt:
         m = self.config.answers
@@ -109,6 +121,13 @@ def mean(digits: str, picks: Sequence[int]) -> float:
 def bar(digits: str) -> float:
     """The scalar reward that a good answer exceeds; at most `GOOD` choices do."""
     return sorted(mean(digits, picks) for picks in CHOICES)[-GOOD - 1]
+
+
+def _specialist(digits: str, rng: random.Random) -> tuple[int, ...]:
+    """One of the best choices by one component."""
+    component = rng.randrange(len(COMPONENTS))
+    worth = {picks: components(digits, picks)[component] for picks in CHOICES}
+    return rng.choice([picks for picks in CHOICES if worth[picks] == max(worth.values())])
 
 
 def _block(completion: str, number: int) -> str:
