@@ -3,8 +3,9 @@
     python replicate.py --jobs 2                      GRPO, ASR only, SCOPE-RL; five seeds
     python replicate.py --arms GRPO "mix"             some arms only; runs that exist in --folder are not repeated
 
-Each seed has a warm start of its own, taught on plain prompts and on prompts with sub-questions, with 40 % of lines that
-lead nowhere, and stopped while few answers are right. Accuracy, length and the share of useful steps are measured on
+Each seed has a warm start of its own. It is taught on plain prompts and on prompts with sub-questions, on chains of two to
+four numbers, with 30 % of lines that lead nowhere; then, for a few steps, by somebody who slips at 60 % of the steps. The
+policy knows the work and samples it badly: few answers are right. Accuracy, length and the share of useful steps are measured on
 plain prompts only. Sampled tokens count the completions that were drawn again, too. Writes results.json (numbers of
 every run), results.md (means with 95 % confidence intervals over the seeds, Student's t) and results.png. Each run is a
 process with one thread; --jobs says how many at a time.
@@ -22,13 +23,12 @@ from statistics import fmean, stdev
 from scipy.stats import t as student
 
 HERE = Path(__file__).resolve().parent
-CHAINS = {"level": 3, "digits": 1, "min_terms": 6, "terms": 7}  # 7-2+9-4+1+8=, five or six steps, one sub-question less
+CHAINS = {"level": 3, "digits": 1, "min_terms": 4, "terms": 4}  # 7-2+9-4=, three steps, two sub-questions
 COMMON = [
-    *(f"task.{name}={value}" for name, value in CHAINS.items()), "max_completion_length=112", "lr=3e-4",
+    *(f"task.{name}={value}" for name, value in CHAINS.items()), "max_completion_length=72", "lr=3e-4",
     "prompts_per_step=8", "eval.prompts=128", "eval.samples=4", "eval.ks=[1,4]", "eval.every=20", "logger.completions=-1",
     "logger.trackers=[]", "logger.progress=false", "checkpoint.every=0",
 ]  # fmt: skip
-WARM_STEPS = 400  # later, and the policy solves the chains; earlier, and it fills no slot
 ARMS = {
     "GRPO": [],
     "ASR only": ["algo=scope_rl", "plugins.scope_rl.stage=asr"],
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=SHORT)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs/scope_rl"))
     parser.add_argument("--out", type=Path, default=HERE)
@@ -83,17 +83,20 @@ def main() -> None:
 
 
 def warm_start(place: Path, seed: int) -> None:
-    """A small policy that has seen worked solutions of both formats."""
+    """A small policy that has seen worked solutions of both formats, and then bad ones."""
     from grpozoo.config import Model
     from grpozoo.tasks.arithmetic import Arithmetic
     from grpozoo.warm_start import Recipe, train
 
-    task = Arithmetic(Arithmetic.Config(**CHAINS | {"min_terms": 2}, padding=0.3, scaffold_share=0.5))
-    recipe = Recipe(
-        seed=seed, careless=0.0, target=1.0, cooldown=100, max_steps=WARM_STEPS, every=WARM_STEPS, probe=128
-    )
-    place.mkdir(parents=True, exist_ok=True)
-    train(Model(layers=2, width=96, heads=4), task, place, recipe)
+    shape, first = Model(layers=2, width=96, heads=4), place.with_name(f"{place.name}-first")
+    taught = {**CHAINS, "padding": 0.3, "scaffold_share": 0.5}
+    fixed = {"seed": seed, "careless": 0.0, "target": 1.0, "probe": 256}  # no target that ends it early
+    for folder in (place, first):
+        folder.mkdir(parents=True, exist_ok=True)
+    good = Arithmetic(Arithmetic.Config(**taught | {"min_terms": 2}))
+    train(shape, good, first, Recipe(**fixed, max_steps=700, cooldown=100, every=700))
+    bad = Arithmetic(Arithmetic.Config(**taught, slips=0.6))
+    train(shape, bad, place, Recipe(**fixed, lr=1e-3, max_steps=120, cooldown=60, every=120), first)
 
 
 def ensure(folder: Path, seed: int) -> None:
