@@ -107,11 +107,6 @@ def diagnose(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of `diagnose`."""
-    return list(diagnose(history).values())
-
-
 def _dead(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     found = {}
     if _all(steps, "groups/equal", lambda value: value >= 1):

@@ -14,7 +14,7 @@ from accelerate.utils import LoggerType, ProjectConfiguration
 from grpozoo import Plugin, Prompt, Rewards, Rollouts, UserError
 from grpozoo.cli import explain
 from grpozoo.config import Config, Logger
-from grpozoo.metrics import METRICS, WINDOW, dead_groups, describe, diagnose, warnings, weighted_means
+from grpozoo.metrics import METRICS, WINDOW, dead_groups, describe, diagnose, weighted_means
 from grpozoo.progress import Progress, final_table
 from grpozoo.tracking import TRACKERS, Tracker, check_trackers, read_lines, settings, summarize
 
@@ -264,14 +264,14 @@ def healthy(**changes):
 def test_each_scripted_failure_is_named_with_a_remedy(changes, kind, words):
     history = [healthy(**changes)] * WINDOW
     assert list(diagnose(history)) == [kind]
-    assert words in warnings(history)[0]
-    assert kind == "diverged" or not warnings([*history, *[healthy()] * WINDOW])
+    assert words in next(iter(diagnose(history).values()))
+    assert kind == "diverged" or not diagnose([*history, *[healthy()] * WINDOW])
 
 
 def test_a_healthy_run_and_a_short_one_are_left_alone():
-    assert warnings([healthy()] * 50) == []
-    assert warnings([healthy(**{"groups/equal": 1.0})] * (WINDOW - 1) + [healthy()]) == []
-    assert warnings([healthy(**{"groups/equal": 1.0})] * (WINDOW - 1)) == []
+    assert diagnose([healthy()] * 50) == {}
+    assert diagnose([healthy(**{"groups/equal": 1.0})] * (WINDOW - 1) + [healthy()]) == {}
+    assert diagnose([healthy(**{"groups/equal": 1.0})] * (WINDOW - 1)) == {}
 
 
 def test_evaluations_between_the_steps_do_not_hide_a_failure_and_each_warning_is_printed_once(tmp_path):
