@@ -18,15 +18,20 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from grpozoo.errors import UserError, unknown
-from grpozoo.evaluate import best_at_k
+from grpozoo.evaluate import best_weights
 from grpozoo.hooks import Plugin, hookimpl
 from grpozoo.types import Prompt, Request, Rewards, Rollouts
+
+DRAWS = 128  # weights that coverage@k is a mean over
 
 
 class SetReward(Plugin):
@@ -213,22 +218,41 @@ def scalar(M: Tensor, target: Tensor | None) -> Tensor:
 
 
 def worth(rollouts: Rollouts, matrices: Sequence[Tensor], target: Tensor | None, m: int) -> Mapping[str, float]:
-    """best@k, the expected best scalar reward of k answers, k = 1, 2, 4, ... and all; and the diversity of a pool.
+    """What a pool of answers is worth, k = 1, 2, 4, ... and all of them.
+
+    best@k      the expected best scalar reward of k answers
+    coverage@k  the same for other weights of the components: mean over DRAWS of uniform weights, the same for every pool
+    diversity   L1 distance of the reward vectors of two answers, mean over pairs of those that are there
 
     The pool of a prompt holds m answers of each completion; one that is missing counts 0, one without a reward is left
-    out. Diversity: L1 distance of the reward vectors of two answers, mean over pairs of those that are there. Of this
-    pool: where a sampler couples siblings it is no estimate of k independent answers.
+    out. Of this pool: where a sampler couples siblings it is no estimate of k independent answers.
     """
-    values, distances = [], []
+    scalars, weighted, distances = [], [], []
     for group in rollouts.group_id.unique().tolist():
         rows = (rollouts.group_id == group).nonzero()[:, 0].tolist()
         pool = torch.cat([matrices[row] for row in rows])  # [n, d]
         pool = pool[~pool.isnan().any(1)]
         missing = sum(max(m - len(matrices[row]), 0) for row in rows)
-        values.append([*scalar(pool, target).tolist(), *[0.0] * missing])
+        values = torch.cat([scalar(pool, target)[:, None], pool @ _uniform(pool.shape[1]).T], 1)  # [n, 1 + DRAWS]
+        values = torch.cat([values, values.new_zeros(missing, values.shape[1])]).sort(0).values
+        scalars.append(values[:, :1])
+        weighted.append(values[:, 1:])
         if len(pool) > 1:
             distances.append(float(torch.pdist(pool, p=1).mean()))
-    least = min((len(row) for row in values if row), default=0)
-    ks = sorted({2**i for i in range(least.bit_length())} | {least} - {0})
-    result = {f"best@{k}": best_at_k(values, k) for k in ks if k}
+    least = min((len(values) for values in scalars if len(values)), default=0)
+    result = {}
+    for k in sorted({2**i for i in range(least.bit_length())} | ({least} - {0})):
+        for name, pools in (("best", scalars), ("coverage", weighted)):
+            result[f"{name}@{k}"] = fmean(_best(values, k) for values in pools if len(values))
     return result | {"diversity": sum(distances) / len(distances) if distances else 0.0}
+
+
+def _best(values: Tensor, k: int) -> float:
+    """Expected largest of k of the values [n, columns], ascending in each column, mean over the columns."""
+    return float((torch.tensor(best_weights(len(values), k), dtype=torch.float64) @ values).mean())
+
+
+@cache
+def _uniform(d: int) -> Tensor:
+    """[DRAWS, d] weights, uniform on the simplex; the same ones in every run."""
+    return torch.from_numpy(np.random.default_rng(0).dirichlet([1.0] * d, DRAWS))

@@ -55,7 +55,7 @@ def pass_at_k(correct: Iterable[Iterable[float]], k: int) -> float:
 def best_at_k(rewards: Iterable[Iterable[float]], k: int) -> float:
     """Expected largest of k rewards. `rewards`: [prompts, n] or ragged, in the unit of the reward; NaN unknown."""
     rows = (sorted(value for value in row if not isnan(value)) for row in _rows(rewards))
-    pairs = (zip(_best_weights(len(row), k), row, strict=True) for row in rows if len(row) >= k)
+    pairs = (zip(best_weights(len(row), k), row, strict=True) for row in rows if len(row) >= k)
     return _mean(fsum(weight * reward for weight, reward in row) for row in pairs)
 
 
@@ -296,7 +296,7 @@ def _win_chance(own: int, others: tuple[int, ...], silent: int, k: int) -> float
 
 
 @lru_cache(maxsize=256)
-def _best_weights(n: int, k: int) -> tuple[float, ...]:
+def best_weights(n: int, k: int) -> tuple[float, ...]:
     """Chance that the i-th smallest of n is the largest of a subset of k. Integers divide exactly at any size."""
     return tuple(comb(i - 1, k - 1) / comb(n, k) for i in range(1, n + 1))
 

@@ -1,6 +1,7 @@
 """What each metric means, how its parts are averaged, and which course of the metrics means trouble.
 
-Names are `area/what`; NAME stands for a reward component, K for a number of samples. Every share lies in [0, 1].
+Names are `area/what`; NAME stands for a reward component, or for the plugin that measures a pool of answers, K for a
+number of samples or answers. Every share lies in [0, 1].
 A plugin's metrics are called PLUGIN/what and described in `Plugin.metrics`.
 """
 
@@ -52,6 +53,11 @@ METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range
     "heldout/length_mean": "tokens: mean length of the greedy completions",
     "heldout/truncated": "share: greedy completions cut at max_completion_length (near 0)",
     "heldout/missing": "share: held-out completions without a verdict; they are left out of every estimate (0)",
+    "NAME/best@K": "reward: expected largest scalar reward of K of the answers to a held-out prompt, whatever completions "
+    "they stand in (unbiased)",
+    "NAME/coverage@K": "reward: the same for weights of the components that nobody knows, mean over uniform ones (rises with "
+    "VPO)",
+    "NAME/diversity": "reward: L1 distance of the components of two answers to a held-out prompt, mean over pairs",
     "step": "count: batches of rollouts trained on so far",
     "seconds": "seconds: since the start of the run, interruptions left out",
 }

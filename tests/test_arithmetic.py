@@ -205,7 +205,10 @@ def test_the_corrupt_share_is_kept_and_grows_without_changing_sides():
 @pytest.mark.parametrize("level", LEVELS)
 def test_slips_come_at_every_step_alike_and_are_carried_on(level):
     """Of all steps a third slips, after a slip as often as after none; the lines go on from the values they state."""
-    made, counts = task(level=level, slips=1 / 3, train=1500), {True: [0, 0], False: [0, 0]}  # slipped before: [n, slips]
+    made, counts = (
+        task(level=level, slips=1 / 3, train=1500),
+        {True: [0, 0], False: [0, 0]},
+    )  # slipped before: [n, slips]
     for prompt in made.train:
         solution, before = made.solution(prompt), False
         assert parse_steps(solution)[-1][1] == final_answer(solution) and "--" not in solution

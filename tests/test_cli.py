@@ -219,7 +219,9 @@ def test_a_signal_ends_the_sweep_and_not_only_its_job(folder, monkeypatch):
 @pytest.mark.parametrize("world, said", [("1", "done\nshutdown\n"), ("2", "done\n")])
 def test_one_of_several_processes_leaves_without_the_interpreters_shutdown(world, said):
     """What was printed arrives, buffered or not, and the status is the run's."""
-    code = "import atexit; from grpozoo.cli.main import leave; atexit.register(print, 'shutdown'); print('done'); leave(3)"
+    code = (
+        "import atexit; from grpozoo.cli.main import leave; atexit.register(print, 'shutdown'); print('done'); leave(3)"
+    )
     environment = {**os.environ, "WORLD_SIZE": world}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stdout, answer.stderr) == (3, said, "")

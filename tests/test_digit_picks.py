@@ -114,7 +114,9 @@ def test_prompts_are_apart_and_ask_for_the_number_of_answers():
     assert made.fingerprint() != other.fingerprint()
 
 
-@pytest.mark.parametrize("options", [{"answers": 0}, {"answers": 10}, {"train": 0}, {"heldout": 0}, {"train": 10**6}, {"skilled": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"answers": 0}, {"answers": 10}, {"train": 0}, {"heldout": 0}, {"train": 10**6}, {"skilled": 1.5}]
+)
 def test_impossible_options_are_refused(options):
     with pytest.raises(UserError, match=next(iter(options))):
         load_task({"kind": "digit_picks", **options})

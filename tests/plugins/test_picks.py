@@ -3,10 +3,13 @@
 import pytest
 import torch
 from grpozoo_plugins.picks import Picks
+from hypothesis import given
+from hypothesis import strategies as st
 from reward_rows import rewards_of, rows
 
 from grpozoo import Prompt
-from grpozoo.answers import worth
+from grpozoo.answers import _uniform, worth
+from grpozoo.evaluate import best_at_k
 from grpozoo.testing import Context, check_plugin, compose
 
 
@@ -58,7 +61,29 @@ def test_a_pool_of_answers():
     assert found["best@1"] == pytest.approx(0.366667, abs=1e-6)
     assert found["best@2"] == pytest.approx(0.566667, abs=1e-6)
     assert found["best@6"] == pytest.approx(0.9)
-    assert set(found) == {"best@1", "best@2", "best@4", "best@6", "diversity"}
+    ks = (1, 2, 4, 6)
+    assert set(found) == {f"{name}@{k}" for name in ("best", "coverage") for k in ks} | {"diversity"}
+    assert all(found[f"coverage@{k}"] == pytest.approx(found[f"best@{k}"]) for k in ks)  # components that agree
+
+
+def test_coverage_is_the_best_for_weights_that_nobody_knows():
+    """(1,0), (0,1), (.6,.6): E max(w, 1-w, .6) = .76 for w uniform on [0, 1]; (.6,.6) alone is worth .6 whatever w."""
+    M = torch.tensor([[1, 0], [0, 1], [0.6, 0.6]], dtype=torch.float64)
+    target = torch.full((2,), 0.5, dtype=torch.float64)
+    found = worth(rows([""]), [M], target, 3)
+    assert found["coverage@3"] == pytest.approx(0.76, abs=0.01) and found["best@3"] == pytest.approx(0.6)
+    twice = worth(rows([""]), [M[2:].repeat(2, 1)], target, 2)
+    assert twice["coverage@1"] == twice["coverage@2"] == pytest.approx(0.6)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 2))
+def test_coverage_is_best_at_k_for_each_of_the_weights(lines, missing):
+    M, target = torch.tensor(lines, dtype=torch.float64), torch.full((3,), 1 / 3, dtype=torch.float64)
+    found = worth(rows([""]), [M], target, len(M) + missing)
+    columns = [[*(M @ w).tolist(), *[0.0] * missing] for w in _uniform(3)]
+    for k in (1, len(M) + missing):
+        assert found[f"coverage@{k}"] == pytest.approx(best_at_k(columns, k), abs=1e-12)
+        assert found[f"best@{k}"] == pytest.approx(best_at_k([[*M.mean(1).tolist(), *[0.0] * missing]], k), abs=1e-12)
 
 
 def test_the_diversity_of_a_pool():
