@@ -8,7 +8,8 @@
 All arms sample the same number of tokens for each step, to within the truncated completions: three answers take 19
 tokens, one takes 4, so those that give one answer have 76 prompts a step where the others have 16. Pools are of 30
 answers to 256 held-out prompts: 10 completions of three answers, or 30 of one. best@k is the exact expectation of the
-highest mean of the components among k of them; diversity is the mean L1 distance of the components of two of them.
+highest mean of the components among k of them, coverage@k the same for other weights of the components, mean over 128
+draws of uniform weights; diversity is the mean L1 distance of the components of two of them.
 
 The policy: warm-started on worked answers of which half are random and half the best in one of the four components, so
 that it knows what digits are worth and has not chosen; one for prompts of one answer, one for prompts of three.
@@ -47,7 +48,7 @@ ARMS = {
     "random weighting": [*ONE, "algo=random_weighting"],
 }  # fmt: skip
 MAIN = ("GRPO", "Multi-RLVR max", "VPO")
-EVALUATED = (*(f"picks/best@{k}" for k in KS), "picks/diversity")
+EVALUATED = (*(f"picks/{name}@{k}" for name in ("best", "coverage") for k in KS), "picks/diversity")
 SUMMED = ("rollout/tokens", "time/step_s")
 
 
@@ -155,42 +156,39 @@ def shown(values: list[float], digits: int) -> str:
 
 
 def table(suite: str, record: dict) -> str:
-    """One line for each arm, and the differences to VPO seed by seed."""
+    """One line for each metric: the starts, the arms, and VPO less the others, seed by seed."""
     arms = {name: [run for run in record["runs"] if run["arm"] == name] for name in record["arms"]}
     seeds = len({run["seed"] for run in record["runs"]})
-    head = [*(f"best@{k}" for k in KS), "diversity", "tokens, millions", "seconds"]
+    starts = {f"start, answers={answers(name)}": name for name in arms}
+    own = {run["seed"]: run for run in arms.get("VPO", [])}
+    others = [name for name in arms if own and name != "VPO"]
+    head = ["at the end", *starts, *arms, *(f"VPO - {name}" for name in others)]
     lines = [
         f"# {suite}",
         "",
         f"`python replicate.py{' --collinear' * (suite == 'collinear')}`: {seeds} seeds; mean ± half the 95 % confidence interval (Student's t).",
         "Common options: `" + " ".join(record["common"]) + "`.",
         "",
-        "| arm | " + " | ".join(head) + " |",
-        "|" + " --- |" * (len(head) + 1),
+        "| " + " | ".join(head) + " |",
+        "|" + " --- |" * len(head),
     ]
-    for name, runs in arms.items():
-        cells = [shown([last(run, f"picks/best@{k}") for run in runs], 4) for k in KS]
-        cells.append(shown([last(run, "picks/diversity") for run in runs], 3))
-        cells.append(shown([run["sums"]["rollout/tokens"] / 1e6 for run in runs], 2))
-        cells.append(shown([run["sums"]["time/step_s"] for run in runs], 0))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for name in [name for name in ("GRPO", "VPO") if name in arms]:  # the two warm starts: of one answer, and of three
-        start = {metric: fmean(run["series"][metric][0][1] for run in arms[name]) for metric in EVALUATED}
-        lines += ["", f"Before training, {name}: best@1 {start['picks/best@1']:.4f}, best@30 {start['picks/best@30']:.4f}, diversity {start['picks/diversity']:.3f}."]  # fmt: skip
-    if "VPO" in arms and len(arms) > 1:
-        lines += ["", "VPO less the other, of one seed each:", "", "| other | " + " | ".join(head[:-2]) + " |", "|" + " --- |" * (len(head) - 1)]  # fmt: skip
-        own = {run["seed"]: run for run in arms["VPO"]}
-        for name, runs in arms.items():
-            if name != "VPO":
-                gaps = [[last(own[run["seed"]], metric) - last(run, metric) for run in runs] for metric in EVALUATED]
-                lines.append(f"| {name} | " + " | ".join(shown(gap, 4) for gap in gaps) + " |")
+    for metric in EVALUATED:
+        cells = [f"{fmean(run['series'][metric][0][1] for run in arms[name]):.4f}" for name in starts.values()]
+        cells += [shown([last(run, metric) for run in runs], 4) for runs in arms.values()]
+        cells += [
+            shown([last(own[run["seed"]], metric) - last(run, metric) for run in arms[name]], 4) for name in others
+        ]
+        lines.append(f"| {metric.removeprefix('picks/')} | " + " | ".join(cells) + " |")
+    for name, metric, unit in (("million tokens", "rollout/tokens", 1e6), ("seconds", "time/step_s", 1)):
+        cells = [shown([run["sums"][metric] / unit for run in runs], 2 if unit > 1 else 0) for runs in arms.values()]
+        lines.append(f"| {name} |" + " |" * len(starts) + " " + " | ".join(cells) + " |" + " |" * len(others))
     lines += ["", "| arm | options |", "| --- | --- |"]
     lines += [f"| {arm} | `{' '.join(options)}` |" for arm, options in record["arms"].items()]
     return "\n".join(lines) + "\n"
 
 
 def plot(record: dict, file: Path) -> None:
-    """best@k at the end, and the diversity over the steps: means with 95 % intervals over the seeds."""
+    """best@k and coverage@k at the end, and the diversity over the steps: means with 95 % intervals over the seeds."""
     try:
         import matplotlib
     except ImportError:
@@ -199,14 +197,17 @@ def plot(record: dict, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5))
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(18, 4.5))
     for arm in record["arms"]:
         runs = [run for run in record["runs"] if run["arm"] == arm]
-        curves = [[last(run, f"picks/best@{k}") for k in KS] for run in runs]
-        draw(left, KS, curves, arm)
+        for axis, name in ((left, "best"), (middle, "coverage")):
+            draw(axis, KS, [[last(run, f"picks/{name}@{k}") for k in KS] for run in runs], arm)
         steps = [step for step, _ in runs[0]["series"]["picks/diversity"]]
         draw(right, steps, [[value for _, value in run["series"]["picks/diversity"]] for run in runs], arm)
-    left.set(xscale="log", xticks=KS, xticklabels=KS, xlabel="k, answers", ylabel="best@k, mean of the components")
+    left.set(ylabel="best@k, mean of the components")
+    middle.set(ylabel="coverage@k, mean over weights of the components")
+    for axis in (left, middle):
+        axis.set(xscale="log", xticks=KS, xticklabels=KS, xlabel="k, answers")
     right.set(xlabel="step", ylabel="diversity, L1 distance of two answers")
     left.legend(fontsize=7)
     figure.tight_layout()
