@@ -271,6 +271,10 @@ def _matrix(row: Any, i: int, rollouts: Rollouts, where: str) -> Tensor:
         row = torch.tensor(numbers, dtype=torch.float64).reshape(shape)
     if row.ndim != 2 and row.shape != (0,):
         raise UserError(f"{where} has {row.ndim} dimensions in {_row(rollouts, i)}; a number or a matrix is expected")
+    if row.shape[-1] == 0:
+        if len(row):
+            raise UserError(f"{where} has lines without a number in {_row(rollouts, i)}")
+        row = row.reshape(0)
     row = row.detach().to("cpu", torch.float64)
     if row.isinf().any():
         raise UserError(f"{where} is infinite for {_row(rollouts, i)}")

@@ -246,10 +246,10 @@ def test_a_plugin_of_five_lines_is_a_reward():
 
 
 def test_matrices_are_ragged_and_a_row_without_answer_is_nan():
-    values = [[[1, True], [0.5, None]], None, [], torch.ones(1, 2), np.zeros((0, 2))]
-    rewards = rewards_of({"mine": Returns({"m": values})}, rows(["a"] * 5))
+    values = [[[1, True], [0.5, None]], None, [], torch.ones(1, 2), np.zeros((0, 2)), torch.zeros(0, 0)]
+    rewards = rewards_of({"mine": Returns({"m": values})}, rows(["a"] * 6))
     assert not rewards.components and rewards.weights == {"m": 1.0}
-    assert [tuple(matrix.shape) for matrix in rewards.vectors["m"]] == [(2, 2), (1, 2), (0, 2), (1, 2), (0, 2)]
+    assert [tuple(matrix.shape) for matrix in rewards.vectors["m"]] == [(2, 2), (1, 2), (0, 2), (1, 2), (0, 2), (0, 2)]
     assert {matrix.dtype for matrix in rewards.vectors["m"]} == {torch.float64}
     assert rewards.vectors["m"][0].nan_to_num(-1).tolist() == [[1, 1], [0.5, -1]]
     assert rewards.vectors["m"][1].isnan().all()
@@ -270,6 +270,7 @@ def test_the_width_of_matrices_belongs_to_a_group():
     ([[[1.0]], 2.0], "mixes matrices and numbers: row 1, prompt 'p1'"),
     ([[1.0], [2.0]], "mixes matrices and numbers: row 0"),
     ([[[1.0, 2.0], [3.0]], [[1.0]]], "lines of different lengths in row 0, prompt 'p0'"),
+    ([[[1.0]], [[]]], "lines without a number in row 1"),
     ([[[1.0]], [[float("inf")]]], "infinite for row 1, prompt 'p1'"),
     ([torch.ones(1, 1), torch.full((1, 1), float("inf"))], "infinite for row 1, prompt 'p1'"),
     (torch.ones(2, 2, 2, 2), "3 dimensions in row 0"),

@@ -154,11 +154,7 @@ class Arithmetic(Task):
     def fingerprint(self) -> str:
         """Hash of the configuration and of all ids in order."""
         ids = (_id(*problem, self.family) for side in (self.train, self.heldout) for problem in side.problems)
-        later = {
-            "padding",
-            "scaffold_share",
-            "slips",
-        }  # options that came later count where they are used: older runs resume
+        later = {"padding", "scaffold_share", "slips"}  # they count where they are used, so that older runs resume
         options = {name: value for name, value in asdict(self.config).items() if value or name not in later}
         return digest([json.dumps(options, sort_keys=True), *ids])
 

@@ -42,9 +42,7 @@ class DigitPicks(Task):
         collinear: bool = False  # all components are their mean
         train: int = 20000  # prompts
         heldout: int = 256  # prompts, their digits apart from the training prompts'
-        skilled: float = (
-            0.0  # share of the worked answers that are the best in one component, any of them; warm-up data only
-        )
+        skilled: float = 0.0  # share of the worked answers that are the best in a component; warm-up data only
 
         def __post_init__(self):
             if not 1 <= self.answers <= 9:
