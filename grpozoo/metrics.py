@@ -55,8 +55,7 @@ METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range
     "heldout/missing": "share: held-out completions without a verdict; they are left out of every estimate (0)",
     "NAME/best@K": "reward: expected largest scalar reward of K of the answers to a held-out prompt, whatever completions "
     "they stand in (unbiased)",
-    "NAME/coverage@K": "reward: the same for weights of the components that nobody knows, mean over uniform ones (rises with "
-    "VPO)",
+    "NAME/coverage@K": "reward: the same for weights of the components that nobody knows, mean over uniform ones",
     "NAME/diversity": "reward: L1 distance of the components of two answers to a held-out prompt, mean over pairs",
     "step": "count: batches of rollouts trained on so far",
     "seconds": "seconds: since the start of the run, interruptions left out",

@@ -5,11 +5,12 @@ import inspect
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pluggy
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from grpozoo import hooks
@@ -66,18 +67,27 @@ def load_class(name: str, group: str = GROUP, found: dict[str, EntryPoint] | Non
         ) from None
 
 
-def read_options(name: str, schema: type, options: Any, where: str, owner: str) -> Any:
-    """Options merged into the dataclass `schema`: unknown keys, wrong types and missing values are UserErrors."""
+@cache
+def _structured(schema: type) -> DictConfig:
+    return OmegaConf.structured(schema)
+
+
+def read_options(name: str, schema: type, options: Any, where: str, owner: str | EntryPoint = "grpozoo") -> Any:
+    """Options merged into the dataclass `schema`: unknown keys, wrong types and missing values are UserErrors.
+
+    owner: the distribution that a message names, or the entry point of the plugin.
+    """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), options or {})
+        merged = OmegaConf.merge(_structured(schema), options or {})
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise UserError(f"{where}.{missing[0]} has no value: set {where}.{missing[0]}=...")
         return OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         keys = list(schema.__dataclass_fields__)
         key = str(getattr(error, "key", None) or error).split(".")[-1]
+        source = owner if isinstance(owner, str) else _owner(owner)
         raise UserError(
-            f"{where}: {name!r} (from {owner}) has no option {key!r}{nearest(key, keys)}\noptions: {', '.join(keys) or 'none'}"
+            f"{where}: {name!r} (from {source}) has no option {key!r}{nearest(key, keys)}\noptions: {', '.join(keys) or 'none'}"
         ) from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
@@ -103,15 +113,15 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
     """One plugin with its validated options. found: `installed()`, to look once for many."""
     found = installed() if found is None else found
     cls = load_class(name, found=found)
-    owner = _owner(found[name])
     if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
-        raise UserError(f"plugin {name!r} (from {owner}): {cls!r} is not a subclass of grpozoo.Plugin")
+        raise UserError(f"plugin {name!r} (from {_owner(found[name])}): {cls!r} is not a subclass of grpozoo.Plugin")
     if cls.hook_version != HOOK_VERSION:
+        owner = _owner(found[name])
         raise UserError(
             f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
             f"install the release of {owner.split()[0]} for it"
         )
-    config = read_options(name, cls.Config, options, f"plugins.{name}", owner)
+    config = read_options(name, cls.Config, options, f"plugins.{name}", found[name])
     try:
         plugin = cls(config)
     except (ValueError, TypeError) as error:

@@ -68,9 +68,9 @@ def read_core(composed: DictConfig) -> Config:
     sections = {}
     for name, key in Config.__dataclass_fields__.items():
         if isinstance(key.default_factory, type) and name in composed:
-            sections[name] = read_options(name, key.default_factory, composed[name], name, "grpozoo")
+            sections[name] = read_options(name, key.default_factory, composed[name], name)
     rest = {name: value for name, value in composed.items() if name not in sections and name not in ("plugins", "task")}
-    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration", "grpozoo")
+    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration")
     for name, section in sections.items():
         setattr(config, name, section)
     config.plugins = OmegaConf.to_container(composed.plugins, resolve=True)

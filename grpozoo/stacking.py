@@ -1,6 +1,7 @@
 """Which methods stack: every pair of methods, put together as the command line would, without a model."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,15 +19,11 @@ BESIDE = ("sampler", "params")  # groups whose choices are methods too, one at a
 
 
 @cache
-def _base(*overrides: str) -> DictConfig:
+def _base(*overrides: str) -> tuple[DictConfig, Config]:
     from grpozoo.cli.main import compose
 
-    return compose(list(overrides))
-
-
-@cache
-def _core(*overrides: str) -> Config:
-    return read_core(_base(*overrides))
+    composed = compose(list(overrides))
+    return composed, read_core(composed)
 
 
 @cache
@@ -59,24 +56,34 @@ def content(choice: str) -> DictConfig:
     return OmegaConf.load(file_of(choice))
 
 
-def stack(choices: Sequence[str], changes: dict | None = None) -> tuple[DictConfig, Active, list[str]]:
-    """The composed configuration, the plugins and their notices; UserError where a run would be refused.
+@dataclass
+class Stack:
+    """Methods put together."""
 
-    changes: further keys to set, as nested dictionaries.
+    composed: DictConfig
+    config: Config
+    active: Active
+    notices: list[str]
+
+
+def stack(choices: Sequence[str], options: dict[str, dict] | None = None, overrides: Sequence[str] = ()) -> Stack:
+    """What a command line with these choices would run; UserError where it would be refused.
+
+    options: plugin -> option -> value, beyond the choices' own; overrides: keys of the core, as on the command line.
     """
     chosen = {group: [name for name in choices if group_of(name) == group] for group in (GROUP, *BESIDE)}
     methods = chosen.pop(GROUP)
     plugins = [plugin for name in methods for plugin in content(name)]
     if len(plugins) > len(set(plugins)):
         search_path.check_choices([f"{GROUP}=[{','.join(methods)}]"])
-    overrides = tuple(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names)
-    composed = _base(*overrides).copy()
+    base, config = _base(*(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names), *overrides)
+    composed = base.copy()
     OmegaConf.set_struct(composed, False)
-    composed.plugins = OmegaConf.merge(composed.plugins, *map(content, methods))
-    composed = OmegaConf.merge(composed, changes) if changes else composed
-    config = read_core(composed) if changes else _core(*overrides)
+    composed.plugins = OmegaConf.merge(composed.plugins, *map(content, methods), options or {})
+    config = replace(config, plugins=OmegaConf.to_container(composed.plugins, resolve=True))
     active = activate(composed.plugins, _found(), config.order)
-    return composed, active, [notice for notice in active.hooks.validate(config=config, active=active) if notice]
+    notices = [notice for notice in active.hooks.validate(config=config, active=active) if notice]
+    return Stack(composed, config, active, notices)
 
 
 @cache

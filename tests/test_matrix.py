@@ -15,19 +15,14 @@ from grpozoo.cli.card import methods, presets
 from grpozoo.loop import train
 from grpozoo.plugins import register
 from grpozoo.run import Run
-from grpozoo.settings import Settings, read_core
+from grpozoo.settings import Settings
 from grpozoo.tasks import Task
 
-SMALL = {
-    "model": {"warm_start": False, "layers": 1, "width": 16, "heads": 2},
-    "max_completion_length": 6,
-    "prompts_per_step": 4,
-    "group_size": 3,
-    "steps": 3,
-    "lr": 3e-2,
-    "update": {"mini_batches": 2},
-    "logger": {"trackers": [], "progress": False},
-}
+SMALL = [
+    "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=6",
+    "prompts_per_step=4", "group_size=3", "steps=3", "lr=3e-2", "update.mini_batches=2", "logger.trackers=[]",
+    "logger.progress=false",
+]  # fmt: skip
 # Options under which a method acts in so short a run; at its defaults it may have nothing to do.
 ACTIVE = {
     "adaptive_entropy": {"init": 0.1, "target": 99.0, "coef_max": 1.0},
@@ -89,9 +84,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def changes(choices):
-    plugins = {name: ACTIVE[name] for choice in choices for name in stacking.content(choice) if name in ACTIVE}
-    return {**SMALL, "plugins": plugins}
+def options(choices):
+    return {name: ACTIVE[name] for choice in choices for name in stacking.content(choice) if name in ACTIVE}
 
 
 @cache
@@ -99,11 +93,11 @@ def trained(*choices) -> torch.Tensor:
     """All weights after three steps, as one vector."""
     from accelerate import Accelerator
 
-    composed, active, _ = stacking.stack(choices, changes(choices))
-    plugins = {name: plugin for name, plugin in active.plugins.items() if name != "answer"}
+    stack = stacking.stack(choices, options(choices), SMALL)
+    plugins = {name: plugin for name, plugin in stack.active.plugins.items() if name != "answer"}
     probe = Probe(Probe.Config())
     probe.name = "probe"
-    settings = Settings(read_core(composed), register({**plugins, "probe": probe}), Letters(), composed)
+    settings = Settings(stack.config, register({**plugins, "probe": probe}), Letters(), stack.composed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "evaluate", lambda run: {})
         patch.setattr(Run, "save", lambda run: None)
@@ -164,5 +158,5 @@ def test_a_pair_is_composed_as_the_command_line_would():
     from grpozoo.cli.main import compose
 
     for pair in (("clip_higher", "mgpo"), ("dapo", "stare")):
-        composed, _, _ = stacking.stack(pair)
+        composed = stacking.stack(pair).composed
         assert OmegaConf.to_container(composed) == OmegaConf.to_container(compose([f"algo=[{','.join(pair)}]"]))

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -124,7 +125,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         command(tmp_path / "run", "steps=100000"), env=environment(), stderr=subprocess.PIPE, text=True
     )
-    wait_for_work(tmp_path / "run", process, 0.2)
+    wait_for_work(tmp_path / "run", lambda: process.poll() is None, 0.2)
     process.send_signal(signal.SIGTERM)
     message = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
@@ -132,12 +133,12 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/trainer.pt"))
 
 
-def wait_for_work(run_dir, process, extra):
+def wait_for_work(run_dir, alive, extra):
     """Until the process has trained (its metrics file grew) or ended, and `extra` seconds more."""
     path = run_dir / "metrics.jsonl"
     before = path.stat().st_size if path.exists() else 0
     end = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < end and (path.stat().st_size if path.exists() else 0) == before:
+    while alive() and time.monotonic() < end and (path.stat().st_size if path.exists() else 0) == before:
         time.sleep(0.01)
     time.sleep(extra)
 
@@ -149,17 +150,12 @@ def test_twenty_kills_at_random_moments_change_no_bit(tmp_path):
     train(tmp_path / "straight", *overrides)
     rng, kills = random.Random(0), 0
     while kills < 20:
-        process = subprocess.Popen(
-            command(tmp_path / "killed", *overrides, "resume=auto"),
-            env=environment(),
-            stderr=subprocess.DEVNULL,
-            cwd=tmp_path,
-        )
-        wait_for_work(tmp_path / "killed", process, rng.uniform(0, 0.4))
-        if process.poll() is not None:
+        process = processes.start([*SMALL, f"run_dir={tmp_path / 'killed'}", *overrides, "resume=auto"], tmp_path)
+        wait_for_work(tmp_path / "killed", process.is_alive, rng.uniform(0, 0.4))
+        if not process.is_alive():
             break
         process.kill()
-        process.wait()
+        process.join()
         kills += 1
     assert kills >= 10  # a fast machine may finish before the twentieth
     train(tmp_path / "killed", *overrides, "resume=auto")
@@ -270,16 +266,7 @@ def test_two_processes_make_the_update_of_one(tmp_path, more):
         *more,
     ]
     train(tmp_path / "one", *overrides)
-    launcher = ["torchrun", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    arguments = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *launcher[1:],
-        *command(tmp_path / "two", *overrides)[1:],
-    ]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    processes.two([*SMALL, f"run_dir={tmp_path / 'two'}", *overrides], tmp_path)
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
     one, two = ((tmp_path / name / "completions.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert [json.loads(line)["completion"] for line in one] == [json.loads(line)["completion"] for line in two]

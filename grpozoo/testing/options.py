@@ -5,11 +5,12 @@ import inspect
 import io
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS, NEEDS, Plugin
@@ -18,13 +19,18 @@ from grpozoo.search_path import CONF, config_folders
 from grpozoo.testing.subject import Subject, claim, contents, differing
 
 
+@cache
+def _parsed(text: str) -> DictConfig:
+    return OmegaConf.create(text)
+
+
 def config_files(name: str) -> list[Path]:
     """The group files of all distributions that contribute options to `plugins.NAME`, the fullest first."""
     found = []
     for folder in (CONF, *config_folders().values()):
         for file in sorted(folder.rglob("*/*.yaml")):
-            ours = file.read_text(encoding="utf-8").startswith("# @package plugins\n")
-            if ours and name in OmegaConf.load(file):
+            text = file.read_text(encoding="utf-8")
+            if text.startswith("# @package plugins\n") and name in _parsed(text):
                 found.append((len(_options(file, name)), file))
     return [file for _, file in sorted(found, key=lambda pair: (-pair[0], pair[1].stem != name, str(pair[1])))]
 

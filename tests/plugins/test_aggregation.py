@@ -3,11 +3,7 @@
 import pytest
 
 from grpozoo import UserError
-from grpozoo.testing import check_plugin, compose, loss
-
-
-def test_conformance():
-    check_plugin("aggregation", "algo=aggregation")
+from grpozoo.testing import compose, loss
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 from scipy.stats import beta as beta_law
 
 from grpozoo import UserError
-from grpozoo.testing import advantages, check_plugin
+from grpozoo.testing import advantages
 
 EXPECTED = [0.197128, -0.197128, -0.197128, 0.197128, -0.148362, 0.049454, 0.247270, -0.148362]
-
-
-def test_conformance():
-    check_plugin("bnpo", "algo=bnpo")
 
 
 def test_advantages_of_the_worked_example():

@@ -10,13 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo.errors import UserError
-from grpozoo.testing import advantages, assemble, check_plugin, compose, fixture, loss
+from grpozoo.testing import advantages, assemble, compose, fixture, loss
 
 GRPO = [0.865875, -0.865875, -0.865875, 0.865875, -0.783186, 0.261062, 1.305310, -0.783186]  # advantages of F1
-
-
-def test_conformance():
-    check_plugin("dr_grpo", "algo=dr_grpo")
 
 
 def test_advantages_of_the_worked_example():

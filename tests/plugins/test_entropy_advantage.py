@@ -12,7 +12,7 @@ from two_groups import GRPO, two_groups
 
 from grpozoo import UserError
 from grpozoo.plugins import register
-from grpozoo.testing import advantages, assemble, check_plugin, fixture, loss
+from grpozoo.testing import advantages, assemble, fixture, loss
 from grpozoo.testing.example import garble
 from grpozoo.testing.golden import compose
 
@@ -107,7 +107,3 @@ def test_two_controllers_of_the_entropy_are_refused():
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         EntropyAdvantage.Config(**options)
-
-
-def test_conformance():
-    check_plugin("entropy_advantage", "algo=entropy_advantage")

@@ -8,12 +8,8 @@ from grpozoo_plugins.entropy_bonus import EntropyBonus
 from two_groups import GRPO, TOKENS, two_groups
 
 from grpozoo import Output, UserError
-from grpozoo.testing import check_plugin, compose, fixture, loss
+from grpozoo.testing import compose, fixture, loss
 from grpozoo.testing.subject import Subject
-
-
-def test_conformance():
-    check_plugin("entropy_bonus", "algo=entropy_bonus")
 
 
 def test_loss_of_the_worked_batch():

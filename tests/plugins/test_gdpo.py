@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 
 from grpozoo import UserError
 from grpozoo.score import weighted_total
-from grpozoo.testing import advantages, check_plugin, compose
+from grpozoo.testing import advantages, compose
 
 EPS = 1e-4
 NUMBER = st.one_of(st.none(), st.integers(-3, 3))
-
-
-def test_conformance():
-    check_plugin("gdpo", "algo=gdpo")
 
 
 def test_advantages_of_the_worked_example():

@@ -62,7 +62,6 @@ def by_row(gradient, mask):
 
 
 def test_conformance():
-    check_plugin("gspo", "algo=gspo")
     check_plugin("gspo", "algo=gspo", "plugins.gspo.form=token")
 
 

@@ -4,11 +4,7 @@ import pytest
 import torch
 from grpozoo_plugins.gspo_token import GspoToken
 
-from grpozoo.testing import advantages, check_plugin, compose, loss
-
-
-def test_conformance():
-    check_plugin("gspo_token", "algo=gspo_token")
+from grpozoo.testing import advantages, compose, loss
 
 
 @pytest.mark.parametrize(

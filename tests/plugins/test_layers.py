@@ -5,10 +5,9 @@ import itertools
 import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from grpozoo_plugins.layers import contributions
@@ -440,14 +439,12 @@ def test_the_stack_resumes_bit_for_bit_after_kills(tmp_path):
     chance, kills = random.Random(0), 0
     while kills < 6:
         arguments = [*THREE, f"run_dir={tmp_path / 'run'}", *options, "resume=auto"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "grpozoo", *arguments], env=environment(), stderr=subprocess.DEVNULL, cwd=tmp_path
-        )
-        wait_for_work(tmp_path / "run", process, chance.uniform(0, 0.4))
-        if process.poll() is not None:
+        process = processes.start(arguments, tmp_path)
+        wait_for_work(tmp_path / "run", process.is_alive, chance.uniform(0, 0.4))
+        if not process.is_alive():
             break
         process.kill()
-        process.wait()
+        process.join()
         kills += 1
     assert kills >= 3
     train(tmp_path / "run", *options, "resume=auto", small=THREE)
@@ -467,19 +464,7 @@ def test_the_stack_resumes_bit_for_bit_after_kills(tmp_path):
 def test_two_processes_make_the_update_of_one(tmp_path, method):
     options = [*method, "prompts_per_step=3", "lr=1e-3"]
     train(tmp_path / "one", *options, small=THREE)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    arguments = [
-        *launcher,
-        "--rdzv_endpoint",
-        "localhost:0",
-        "-m",
-        "grpozoo",
-        *THREE,
-        *options,
-        f"run_dir={tmp_path / 'two'}",
-    ]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    processes.two([*THREE, *options, f"run_dir={tmp_path / 'two'}"], tmp_path)
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 

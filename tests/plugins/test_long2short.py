@@ -9,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import UserError
-from grpozoo.testing import Context, advantages, assemble, check_plugin, compose
+from grpozoo.testing import Context, advantages, assemble, compose
 from grpozoo.testing.example import TOKEN_FIELDS
 
 NAN = float("nan")
-
-
-def test_conformance():
-    check_plugin("long2short", "algo=long2short")
 
 
 def step_of(rewards, lengths, groups=None):

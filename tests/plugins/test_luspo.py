@@ -4,14 +4,10 @@ import pytest
 import torch
 from grpozoo_plugins.luspo import Luspo
 
-from grpozoo.testing import advantages, check_plugin, compose, fixture, loss
+from grpozoo.testing import advantages, compose, fixture, loss
 from grpozoo.types import Output
 
 LENGTHS = torch.tensor([3, 5, 2, 4, 1, 4, 5, 3])
-
-
-def test_conformance():
-    check_plugin("luspo", "algo=luspo")
 
 
 def test_loss_and_gradient_of_the_worked_example():

@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import UserError
-from grpozoo.testing import advantages, check_plugin, compose
-
-
-def test_conformance():
-    check_plugin("max_rl", "algo=max_rl")
+from grpozoo.testing import advantages, compose
 
 
 def test_advantages_of_the_worked_example():

@@ -5,11 +5,7 @@ from group_steps import advantage_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpozoo.testing import advantages, check_plugin, compose
-
-
-def test_conformance():
-    check_plugin("opo", "algo=opo")
+from grpozoo.testing import advantages, compose
 
 
 def test_advantages_of_the_worked_example():

@@ -6,15 +6,11 @@ import pytest
 import torch
 from grpozoo_plugins.opsm import Opsm
 
-from grpozoo.testing import advantages, check_plugin, compose, fixture, loss
+from grpozoo.testing import advantages, compose, fixture, loss
 
 # F1: d_i = mean_t (ls - lp), nats per token, by hand from log of the sheet's geometric ratios:
 # d = -log(s_i) - log(rho_i)/L_i; row 2: -.25 - .133333, row 7: .066667 + .222222
 D = [-0.288889, 0.034, -0.383333, 0.095833, -0.48, 0.088333, -0.204, 0.288889]
-
-
-def test_conformance():
-    check_plugin("opsm", "algo=opsm")
 
 
 def test_distances_of_the_worked_example():

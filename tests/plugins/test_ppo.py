@@ -1,16 +1,15 @@
 """PPO's numbers (method sheet, sections 3.11 and 6.5, property 9 of section 7), and what its critic learns and keeps."""
 
 import io
-import subprocess
-import sys
 from dataclasses import replace
 
+import processes
 import pytest
 import torch
 from grpozoo_plugins.ppo import Ppo, gae, value_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_runs import command, difference, digest, environment, metrics, one_thread, train  # noqa: F401
+from test_runs import SMALL, difference, digest, metrics, one_thread, train  # noqa: F401
 
 from grpozoo import group_mean
 from grpozoo.testing import advantages, assemble, check_plugin, fixture, loss
@@ -406,10 +405,7 @@ def test_two_processes_make_the_update_of_one(tmp_path):
         "lr=1e-3",
     ]
     train(tmp_path / "one", *overrides)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    arguments = [*launcher, "--rdzv_endpoint", "localhost:0", *command(tmp_path / "two", *overrides)[1:]]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    processes.two([*SMALL, f"run_dir={tmp_path / 'two'}", *overrides], tmp_path)
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
     states = []
     for name in ("one", "two"):

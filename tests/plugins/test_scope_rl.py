@@ -3,19 +3,18 @@
 import itertools
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
 import numpy
+import processes
 import pytest
 import torch
 from grpozoo_plugins.scope_rl import TAG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from test_runs import digest, environment, metrics, train
+from test_runs import digest, metrics, train
 
 from grpozoo import Prompt, Request, UserError
 from grpozoo.judge import LABELS, Judge
@@ -650,7 +649,6 @@ RUN = [  # the policy that ships: it is right in a third of the sums of three nu
     "logger.completions=-1", "plugins.scope_rl.tau=0.3",
 ]  # fmt: skip
 PLAIN = RUN[:-1]
-LAUNCHER = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]  # fmt: skip
 
 
 def rows(folder):
@@ -718,13 +716,9 @@ def test_two_processes_make_the_update_of_one(tmp_path):
     """Routing, the second pass and the judge's work are divided, and every process has the whole of them."""
     command = [*RUN, "algo=scope_rl", "plugins.scope_rl.stage=mix", "plugins.scope_rl.tau=0.3", "steps=2"]
     weights, lines = [], []
-    for name, launcher in (("one", []), ("two", LAUNCHER)):
-        place = tmp_path / name
-        done = subprocess.run(
-            [sys.executable, *launcher, "-m", "grpozoo", *command, f"run_dir={place}"],
-            env=environment(), capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
+    train(tmp_path / "one", *command, small=())
+    processes.two([*command, f"run_dir={tmp_path / 'two'}"], tmp_path)
+    for place in (tmp_path / "one", tmp_path / "two"):
         weights.append(load_file(place / "model" / "model.safetensors"))
         lines.append([{n: v for n, v in line.items() if n.startswith("scope_rl/")} for line in metrics(place)])
     # Adam divides by the size of a gradient, and so the rounding of a tiny one grows: two updates of lr 3e-4 each

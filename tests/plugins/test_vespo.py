@@ -6,15 +6,11 @@ import pytest
 import torch
 from grpozoo_plugins.vespo import Vespo
 
-from grpozoo.testing import advantages, check_plugin, compose, fixture, loss
+from grpozoo.testing import advantages, compose, fixture, loss
 from grpozoo.types import Output
 
 POSITIVE = [0.767814, 0.729205, 0.388227, 0.830687, 0.914058, 0.793222, 0.262689, 1.154662]  # k, lambda = 2, 3
 NEGATIVE = [1.170223, 1.188628, 1.224530, 1.134658, 1.076189, 1.156693, 1.152743, 0.788627]  # 3, 2
-
-
-def test_conformance():
-    check_plugin("vespo", "algo=vespo")
 
 
 @pytest.mark.parametrize("sign, phi", [(1.0, POSITIVE), (-1.0, NEGATIVE)])
