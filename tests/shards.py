@@ -1,10 +1,9 @@
-"""Trains several compositions in this process (or in each process of a launcher): `shards.py FOLDER`. See test_shards.py."""
+"""Trains several compositions in this process, or in each of several. See test_shards.py."""
 
-import sys
 from pathlib import Path
 from unittest import mock
 
-from grpozoo.cli.main import compose, leave
+from grpozoo.cli.main import compose
 from grpozoo.cli.train import train
 
 COMMON = [
@@ -35,13 +34,8 @@ CASES = {  # every method that looks at a group, a batch, an optimizer step or t
 
 
 def main(folder: Path) -> None:
-    for name, options in CASES.items():
-        place = folder / name.strip("[]").replace(",", "-")
-        overrides = [*COMMON, f"algo={name}", *options, f"run_dir={place}"]
-        assert train(compose(overrides), overrides, str(place)) == 0
-
-
-if __name__ == "__main__":
     with mock.patch("torch.distributed.destroy_process_group"):  # the group serves all trainings
-        main(Path(sys.argv[1]))
-    leave(0)
+        for name, options in CASES.items():
+            place = folder / name.strip("[]").replace(",", "-")
+            overrides = [*COMMON, f"algo={name}", *options, f"run_dir={place}"]
+            assert train(compose(overrides), overrides, str(place)) == 0

@@ -1,27 +1,23 @@
 """Two processes make the update of one, for every method that uses statistics beyond a row: uneven shares on purpose."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import processes
 import pytest
 import shards
+import torch
 from safetensors.torch import load_file
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-LAUNCHER = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    places = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    for place, launcher in zip(places, ([], LAUNCHER), strict=True):
-        command = [sys.executable, *launcher, str(Path(shards.__file__)), str(place)]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stderr[-4000:]
-    return places
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    shards.main(one)
+    torch.set_num_threads(before)
+    processes.two([two], two, shards.main, timeout=600)
+    return one, two
 
 
 def metrics(folder):
