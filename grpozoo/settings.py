@@ -80,7 +80,7 @@ def read_core(composed: DictConfig) -> Config:
 
 
 # Keys that earlier versions lacked, at what they meant then: their runs resume
-LATER = {"update.prefix_cache": True, "task.padding": 0.0, "task.scaffold_share": 0.0}
+LATER = {"update.prefix_cache": True, "task.padding": 0.0, "task.scaffold_share": 0.0, "task.slips": 0.0}
 
 
 def comparable(composed: DictConfig) -> dict[str, Any]:

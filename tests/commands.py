@@ -33,14 +33,20 @@ class Answer:
     seconds: float  # of processor time, so that a busy machine does not matter
 
 
+def seconds(command, *arguments, **options):
+    """What command(...) answers, and the processor time of the processes that it waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    answer = command(*arguments, **options)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return answer, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def grpozoo(*arguments, cwd=None, timeout=120, **environment):
     """The main program with the given arguments; `environment` is added to this process's."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.run(
+    process, spent = seconds(
+        subprocess.run,
         [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), *arguments],
         cwd=cwd, capture_output=True, text=True, timeout=timeout, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     err, _, heavy = process.stderr.rpartition("HEAVY")
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Answer(process.returncode, process.stdout, err.strip(), heavy.split(), seconds)
+    return Answer(process.returncode, process.stdout, err.strip(), heavy.split(), spent)

@@ -18,6 +18,7 @@ from grpozoo import UserError
 from grpozoo.checkpoint import CHECKSUMS, Store, claim, resolve, step_of, verify
 from grpozoo.cli.main import compose
 from grpozoo.cli.train import train as training_job
+from grpozoo.settings import LATER
 
 SAVER = """
 import os, sys
@@ -203,13 +204,15 @@ def test_a_run_folder_admits_one_process(tmp_path):
 
 def former(folder, whole):
     """Rewrite the newest checkpoint of a run as it was before some parameters could be saved alone: the whole model in
-    every checkpoint, shapes without names, no key update.prefix_cache."""
+    every checkpoint, shapes without names, none of the keys that came later."""
     store = Store(folder / "checkpoints")
     newest = store.latest(silent)
 
     def write(place):
         config = OmegaConf.load(newest / "config.yaml")
-        del config["update"]["prefix_cache"]
+        for key in LATER:
+            section, name = key.split(".")
+            del config[section][name]
         OmegaConf.save(config, place / "config.yaml")
         state = torch.load(newest / "trainer.pt", weights_only=True)
         del state["frozen"]
@@ -222,13 +225,16 @@ def former(folder, whole):
 
 @pytest.mark.parametrize("params", ["full", "middle"])
 def test_a_checkpoint_of_the_former_format_goes_on_to_the_bit(tmp_path, params):
-    """`resume=FOLDER` alone. The final model of a run is what its last checkpoint held."""
+    """`resume=FOLDER` alone, or with all options once more. The final model of a run is what its last checkpoint held."""
     options, layers = [f"params={params}", "update.mini_batches=2"], ["model.layers=3"]
     train(tmp_path / "straight", "steps=4", *options, small=[*SMALL, *layers])
     train(tmp_path / "run", "steps=2", *options, small=[*SMALL, *layers])
     former(tmp_path / "run", tmp_path / "run")
     resume = [f"resume={tmp_path / 'run'}", "steps=4"]
-    assert training_job(compose(resume), resume, str(tmp_path / "new")) == 0
+    if params == "full":
+        train(tmp_path / "run", *options, *resume, small=[*SMALL, *layers])
+    else:
+        assert training_job(compose(resume), resume, str(tmp_path / "new")) == 0
     assert difference(tmp_path / "run", tmp_path / "straight") == 0
     newest = Store(tmp_path / "run" / "checkpoints").latest(silent)
     assert (newest / "model").exists() == (params == "full")  # from here on the new format

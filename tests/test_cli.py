@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from commands import TINY, Answer, grpozoo
+from commands import TINY, Answer, grpozoo, seconds
 
 from grpozoo.cli.main import main
 
@@ -41,16 +41,21 @@ def job(answer):
     return yaml.safe_load(answer.out)
 
 
+@pytest.fixture(scope="module")
+def importing_hydra():
+    """Seconds of processor time, the least of three."""
+    return min(seconds(subprocess.run, [sys.executable, "-c", "import hydra"], check=True)[1] for _ in range(3))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--cfg", "job"], ["algo=stair"], ["group_sise=4"], ["plugins.grpo.clipp=1"], ["+plugins.stair={}"]],
 )
-def test_help_configuration_and_unknown_names_need_no_second_and_no_torch(folder, arguments):
+def test_help_configuration_and_unknown_names_need_no_second_and_no_torch(folder, arguments, importing_hydra):
     answer = min((grpozoo(*arguments, cwd=folder) for _ in range(2)), key=lambda answer: answer.seconds)
     assert not {"torch", "transformers", "accelerate"} & set(answer.heavy)
-    assert (
-        answer.seconds < 1.5
-    )  # 0.7 s of processor time on an idle machine; a shared core takes longer for the same work
+    # --help takes 0.7 s of processor time where importing Hydra takes 0.17; both take twice as long on a slower machine
+    assert answer.seconds < 6 * importing_hydra
 
 
 def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder):

@@ -5,13 +5,14 @@ and differ from those of GRPO alone and from those of each of the two methods al
 """
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from grpozoo import Plugin, Prompt, hookimpl, stacking
-from grpozoo.cli.card import methods, presets
+from grpozoo.cli.card import card, methods, presets
 from grpozoo.loop import train
 from grpozoo.plugins import register
 from grpozoo.run import Run
@@ -160,3 +161,10 @@ def test_a_pair_is_composed_as_the_command_line_would():
     for pair in (("clip_higher", "mgpo"), ("dapo", "stare")):
         composed = stacking.stack(pair).composed
         assert OmegaConf.to_container(composed) == OmegaConf.to_container(compose([f"algo=[{','.join(pair)}]"]))
+
+
+@pytest.mark.parametrize("name", methods())
+def test_the_card_of_each_method_is_what_the_code_says(name):
+    """What it says of stacking is this matrix. If this fails: `python tests/doc_tables.py`."""
+    page = Path(__file__).parents[1] / "docs" / "methods" / f"{name}.md"
+    assert page.read_text(encoding="utf-8") == card(name)

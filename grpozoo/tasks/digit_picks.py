@@ -84,10 +84,7 @@ class DigitPicks(Task):
 
     def fingerprint(self) -> str:
         """Hash of the configuration, which decides the prompts."""
-        options = asdict(self.config)
-        if not self.config.skilled:
-            del options["skilled"]  # it came later: older runs resume
-        return digest([json.dumps(options, sort_keys=True)])
+        return digest([json.dumps(asdict(self.config), sort_keys=True)])
 
     def _prompt(self, digits: str) -> Prompt:
         m = self.config.answers

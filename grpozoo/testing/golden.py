@@ -1,9 +1,12 @@
 """Numbers of a composition of plugins on a worked example, by the functions that train: hook manager and objective."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from grpozoo.config import Config
@@ -17,14 +20,19 @@ from grpozoo.update import objective
 CONST_LEN = 5  # tokens; max_completion_length of the worked example
 
 
-def compose(*overrides: str) -> tuple[Config, Active]:
-    """The core's settings and the active plugins of a command line: compose("algo=[a,b]", "plugins.a.x=1")."""
+@cache
+def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Config]:
     from grpozoo.cli.main import compose
     from grpozoo.settings import read_core
 
     composed = compose(list(overrides))
-    config = read_core(composed)
-    return config, activate(composed.plugins, order=config.order)
+    return composed, read_core(composed)
+
+
+def compose(*overrides: str) -> tuple[Config, Active]:
+    """The core's settings and the active plugins, fresh ones, of a command line: compose("algo=[a,b]", "plugins.a.x=1")."""
+    composed, config = _composed(overrides)
+    return deepcopy(config), activate(composed.plugins, order=config.order)
 
 
 def loss(

@@ -5,7 +5,9 @@ import itertools
 import json
 import math
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -554,7 +556,14 @@ def test_mistakes_are_found_before_anything_trains(arguments, message, monkeypat
         layer_scan.run(arguments)
 
 
-def test_a_scan_trains_full_and_each_layer_once(tmp_path, capsys):
+def test_a_scan_trains_full_and_each_layer_once(tmp_path, capsys, monkeypatch):
+    def forked(command):
+        assert command[:3] == [sys.executable, "-m", "grpozoo"]
+        process = processes.start(command[3:], tmp_path)
+        process.join()
+        return SimpleNamespace(returncode=process.exitcode)
+
+    monkeypatch.setattr(layer_scan.subprocess, "run", forked)
     options = [item for item in THREE if not item.startswith(("eval.samples", "model.layers"))]
     arguments = ["--layers", "0,-1", "--folder", str(tmp_path), *options, "model.layers=2", "steps=1", "eval.samples=0"]
     assert layer_scan.run(arguments) == 0
