@@ -15,13 +15,12 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 import policies
 import torch
 from scipy.interpolate import PchipInterpolator
-from scipy.stats import t as student
 
 from grpozoo import Request
 from grpozoo.cli.main import compose
@@ -32,6 +31,9 @@ from grpozoo.plugins import activate
 from grpozoo.policy import Policy
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ARMS = {  # sampler -> (overrides, size of a group)
@@ -143,16 +145,6 @@ def needed(curve: dict[int, float], target: float) -> float:
     return float(2 ** grid[np.argmax(PchipInterpolator(np.log2(m), values)(grid) >= target)])
 
 
-def spread(values: list[float], digits: int = 3) -> str:
-    """Mean +- half the 95 % interval; how many of the policies have a number, if not all."""
-    known = [value for value in values if value == value]
-    if not known:
-        return "-"
-    n = len(known)
-    half = float(student.ppf(0.975, n - 1)) * stdev(known) / n**0.5 if n > 1 else float("nan")
-    return f"{fmean(known):.{digits}f} ± {half:.{digits}f}" + (f" ({n} of {len(values)})" if n < len(values) else "")
-
-
 def report(names: list[str], runs: list[dict]) -> str:
     others = [arm for arm in ARMS if arm != "iid"]
     lines = ["# Coverage: pass@k of coupled samples", ""]
@@ -161,21 +153,21 @@ def report(names: list[str], runs: list[dict]) -> str:
     for name in names:
         mine = [one for one in runs if one["task"] == name]
         about = f"{len(mine)} policies, {mine[0]['prompts']} prompts, {mine[0]['repeats']} groups of each sampler"
-        lines += ["", f"## {name}: accuracy {spread([one['accuracy'] for one in mine])}", "", about + ".", ""]
+        lines += ["", f"## {name}: accuracy {shown([one['accuracy'] for one in mine])}", "", about + ".", ""]
         lines += [row("pass@k", [*ARMS, "bound"]), row("---", ["---"] * (len(ARMS) + 1))]
         for k in KS:
-            cells = [spread([one["curves"][arm][k] for one in mine]) for arm in ARMS]
-            lines.append(row(k, [*cells, spread([one["bound"][k] for one in mine])]))
+            cells = [shown([one["curves"][arm][k] for one in mine]) for arm in ARMS]
+            lines.append(row(k, [*cells, shown([one["bound"][k] for one in mine])]))
         lines += ["", row("minus iid, k", others), row("---", ["---"] * len(others))]
         for k in KS:
             gains = [[one["curves"][arm][k] - one["curves"]["iid"][k] for one in mine] for arm in others]
-            lines.append(row(k, map(spread, gains)))
+            lines.append(row(k, map(shown, gains)))
         lines += ["", row("saved, k", others), row("---", ["---"] * len(others))]
         for k in TARGETS:
             saved = [[1 - needed(one["curves"][arm], one["curves"]["iid"][k]) / k for one in mine] for arm in others]
-            lines.append(row(k, map(spread, saved)))
+            lines.append(row(k, map(shown, saved)))
         lines += ["", row("", ARMS), row("---", ["---"] * len(ARMS))]
-        cells = [spread([one["dead"][arm] for one in mine]) for arm in ARMS]
+        cells = [shown([one["dead"][arm] for one in mine]) for arm in ARMS]
         lines.append(row(f"groups of {DEAD} all right or all wrong", cells))
     return "\n".join(lines) + "\n"
 

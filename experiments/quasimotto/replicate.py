@@ -16,10 +16,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import policies
-from scipy.stats import t as student
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 COMMON = [
@@ -118,18 +120,6 @@ def columns(record: dict) -> dict[str, dict[str, dict[int, float]]]:
     return found
 
 
-def spread(values: list[float], digits: int = 3) -> str:
-    """Mean +- half the 95 % interval; how many of the seeds have a number, if not all."""
-    known = [value for value in values if value == value]
-    if not known:
-        return "-"
-    half = (
-        float(student.ppf(0.975, len(known) - 1)) * stdev(known) / len(known) ** 0.5 if len(known) > 1 else float("nan")
-    )
-    rest = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
-    return f"{fmean(known):.{digits}f} ± {half:.{digits}f}{rest}"
-
-
 def table(record: dict) -> str:
     seeds = len({one["seed"] for one in record["runs"]})
     found = columns(record)
@@ -141,7 +131,7 @@ def table(record: dict) -> str:
     lines += ["Common options: `" + " ".join(record["common"]) + "`.", ""]
     lines += ["| arm | " + " | ".join(found) + " |", "|" + " --- |" * (len(found) + 1)]
     for arm in record["arms"]:
-        cells = [spread(list(by[arm].values()), 1 if "steps to" in heading else 3) for heading, by in found.items()]
+        cells = [shown(list(by[arm].values()), 1 if "steps to" in heading else 3) for heading, by in found.items()]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines += ["", "Steps as a share of those of independent rollouts with the same baseline, paired by seed:", ""]
     lines += ["| arm | " + " | ".join(map(str, THRESHOLDS)) + " |", "|" + " --- |" * (len(THRESHOLDS) + 1)]
@@ -152,7 +142,7 @@ def table(record: dict) -> str:
         cells = []
         for x in THRESHOLDS:
             own, other = found[f"steps to {x}"][arm], found[f"steps to {x}"][base]
-            cells.append(spread([own[seed] / other[seed] if other[seed] else float("nan") for seed in own], 2))
+            cells.append(shown([own[seed] / other[seed] if other[seed] else float("nan") for seed in own], 2))
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines += ["", "| arm | options |", "| --- | --- |"]
     lines += [f"| {arm} | `{' '.join(options) or 'none'}` |" for arm, options in record["arms"].items()]

@@ -18,9 +18,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from scipy.stats import t as student
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CHAINS = {"level": 3, "digits": 1, "min_terms": 4, "terms": 4}  # 7-2+9-4=, three steps, two sub-questions
@@ -174,13 +175,6 @@ def number(series: dict, name: str, how: str, budget: float) -> float | None:
     return fmean(parts[how])
 
 
-def interval(values: list[float]) -> float:
-    """Half the width of the 95 % confidence interval of the mean."""
-    if len(values) < 2:
-        return float("nan")
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-
-
 def table(record: dict) -> str:
     """Mean +- 95 % interval over the seeds, one line for each arm."""
     runs = record["runs"]
@@ -204,7 +198,7 @@ def table(record: dict) -> str:
         for name, how, digits in COLUMNS.values():
             found = [number(one["series"], name, how, budget) for one in runs if one["arm"] == arm]
             values = [value for value in found if value is not None]
-            cells.append(f"{fmean(values):.{digits}f} ± {interval(values):.{digits}f}" if values else "-")
+            cells.append(shown(values, digits))
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines += ["", "| arm | options |", "| --- | --- |"]
     lines += [f"| {arm} | `{' '.join(options) or 'none'}` |" for arm, options in record["arms"].items()]

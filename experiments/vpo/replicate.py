@@ -25,9 +25,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from scipy.stats import t as student
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import half_width, shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 KS = (1, 2, 4, 8, 16, 30)
@@ -143,18 +144,6 @@ def last(run: dict, metric: str) -> float:
     return run["series"][metric][-1][1]
 
 
-def half(values: list[float]) -> float:
-    """Half the width of the 95 % confidence interval of the mean; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-
-
-def shown(values: list[float], digits: int) -> str:
-    """Mean and half the width of its interval."""
-    return f"{fmean(values):.{digits}f}" + (f" ± {half(values):.{digits}f}" if len(values) > 1 else "")
-
-
 def table(suite: str, record: dict) -> str:
     """One line for each metric: the starts, the arms, and VPO less the others, seed by seed."""
     arms = {name: [run for run in record["runs"] if run["arm"] == name] for name in record["arms"]}
@@ -217,7 +206,7 @@ def plot(record: dict, file: Path) -> None:
 def draw(axis, x, curves: list[list[float]], label: str) -> None:
     """Mean curve and interval."""
     columns = [list(column) for column in zip(*curves, strict=True)]
-    low, high = ([fmean(column) + sign * half(column) for column in columns] for sign in (-1, 1))
+    low, high = ([fmean(column) + sign * half_width(column) for column in columns] for sign in (-1, 1))
     line = axis.plot(x, [fmean(column) for column in columns], label=label, marker=".")[0]
     axis.fill_between(x, low, high, alpha=0.15, color=line.get_color())
 

@@ -15,16 +15,18 @@ Writes tabular.json (every seed) and tabular.md (means with 95 % confidence inte
 
 import argparse
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 
 import numpy as np
 import torch
-from scipy.stats import t as student
 
 from grpozoo.testing import Context, assemble, compose
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ARMS = {
@@ -155,14 +157,6 @@ def table(runs: list[dict]) -> str:
             cells = [shown([run[name] for run in own]) for name in ("best", "uniform", "diversity")]
             lines.append(f"| {arm} | {len(own)} | {end} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def shown(values: list[float]) -> str:
-    """Mean and half the width of its 95 % confidence interval."""
-    if len(values) < 2:
-        return f"{fmean(values):.3f}"
-    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return f"{fmean(values):.3f} ± {half:.3f}"
 
 
 if __name__ == "__main__":

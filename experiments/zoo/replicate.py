@@ -17,9 +17,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
-from scipy.stats import t as student
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from intervals import shown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 LOGGER = ["logger.trackers=[]", "logger.progress=false", "checkpoint.every=0"]
@@ -188,13 +189,6 @@ def summary(suite: str, series: dict) -> dict[str, float | None]:
     return {name: number(series.get(metric, []), how) for name, (metric, how, _) in COLUMNS[suite].items()}
 
 
-def interval(values: list[float]) -> float:
-    """Half the width of the 95 % confidence interval of the mean."""
-    if len(values) < 2:
-        return float("nan")
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-
-
 def table(suite: str, record: dict) -> str:
     """Mean +- 95 % interval over the seeds, one line for each arm."""
     columns = COLUMNS[suite]
@@ -213,7 +207,7 @@ def table(suite: str, record: dict) -> str:
         found = [summary(suite, run["series"]) for run in record["runs"] if run["arm"] == arm]
         for name, (_, _, digits) in columns.items():
             values = [numbers[name] for numbers in found if numbers[name] is not None]
-            cells.append(f"{fmean(values):.{digits}f} ± {interval(values):.{digits}f}" if values else "-")
+            cells.append(shown(values, digits))
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines += ["", "| arm | options |", "| --- | --- |"]
     lines += [f"| {arm} | `{' '.join(options) or 'none'}` |" for arm, options in record["arms"].items()]
