@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from platform import python_version
@@ -55,6 +56,15 @@ def read(composed: DictConfig) -> Settings:
     task = load_task(config.task)
     check_size(task, config.prompts_per_step)
     return Settings(config, active, task, composed, notices)
+
+
+@cache
+def command_line(*overrides: str) -> tuple[DictConfig, Config]:
+    """What a command line composes and the core's keys of it. Asked for once and kept: copy before you change either."""
+    from grpozoo.cli.main import compose
+
+    composed = compose(list(overrides))
+    return composed, read_core(composed)
 
 
 def read_core(composed: DictConfig) -> Config:

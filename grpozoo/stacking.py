@@ -12,18 +12,10 @@ from grpozoo import search_path
 from grpozoo.config import Config
 from grpozoo.errors import UserError
 from grpozoo.plugins import Active, activate, installed
-from grpozoo.settings import read_core
+from grpozoo.settings import command_line
 
 GROUP = "algo"
 BESIDE = ("sampler", "params")  # groups whose choices are methods too, one at a time
-
-
-@cache
-def _base(*overrides: str) -> tuple[DictConfig, Config]:
-    from grpozoo.cli.main import compose
-
-    composed = compose(list(overrides))
-    return composed, read_core(composed)
 
 
 @cache
@@ -76,7 +68,9 @@ def stack(choices: Sequence[str], options: dict[str, dict] | None = None, overri
     plugins = [plugin for name in methods for plugin in content(name)]
     if len(plugins) > len(set(plugins)):
         search_path.check_choices([f"{GROUP}=[{','.join(methods)}]"])
-    base, config = _base(*(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names), *overrides)
+    base, config = command_line(
+        *(f"{group}=[{','.join(names)}]" for group, names in chosen.items() if names), *overrides
+    )
     composed = base.copy()
     OmegaConf.set_struct(composed, False)
     composed.plugins = OmegaConf.merge(composed.plugins, *map(content, methods), options or {})

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from grpozoo.config import Config
 from grpozoo.loop import add_token_rewards
 from grpozoo.ops import denominators
 from grpozoo.plugins import Active, activate
+from grpozoo.settings import command_line
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import Fixture, fixture, whole_batch, with_tables
 from grpozoo.update import objective
@@ -20,18 +19,9 @@ from grpozoo.update import objective
 CONST_LEN = 5  # tokens; max_completion_length of the worked example
 
 
-@cache
-def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Config]:
-    from grpozoo.cli.main import compose
-    from grpozoo.settings import read_core
-
-    composed = compose(list(overrides))
-    return composed, read_core(composed)
-
-
 def compose(*overrides: str) -> tuple[Config, Active]:
     """The core's settings and the active plugins, fresh ones, of a command line: compose("algo=[a,b]", "plugins.a.x=1")."""
-    composed, config = _composed(overrides)
+    composed, config = command_line(*overrides)
     return deepcopy(config), activate(composed.plugins, order=config.order)
 
 
