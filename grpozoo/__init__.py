@@ -1,5 +1,6 @@
 """grpozoo: a zoo of group-relative policy optimisation. The public names, and nothing else; importing it does not import torch."""
 
+from grpozoo import moved
 from grpozoo.errors import UserError
 from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl
 from grpozoo.ops import (
@@ -18,6 +19,7 @@ from grpozoo.ops import (
 )
 from grpozoo.types import Batch, Output, Prompt, Request, Rewards, Rollouts, concatenate
 
+moved.install()
 __version__ = "0.1.0"
 __all__ = [
     "HOOK_VERSION",

@@ -6,7 +6,7 @@ Kinds of hooks, and what the core does with the answers:
     multiply  factors, None counts as 1          sum      terms, None counts as 0
     collect   dictionaries are merged, equal keys are refused          all      everybody is called
 A plugin names only the arguments that it uses; specifications gain arguments and never lose or rename them.
-`run` (grpozoo.run.Run) is the context: config, step, task, policies, and prompts(), generate(), given(), score(),
+`run` (grpozoo.run.run.Run) is the context: config, step, task, policies, and prompts(), generate(), given(), score(),
 measure(), verdicts(), stream().
 """
 

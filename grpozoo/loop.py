@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import torch
 
+from grpozoo.cycle import Cycle, minibatches
 from grpozoo.errors import UserError
 from grpozoo.types import Request, Rewards, Rollouts
-from grpozoo.update import Cycle, minibatches, optimizer_step
+from grpozoo.update import optimizer_step
 
 
 def train(run) -> None:

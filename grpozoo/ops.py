@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -136,3 +137,21 @@ def group_equal(values: Tensor, group_id: Tensor) -> Tensor:
     low = values.new_full((groups,), float("inf")).scatter_reduce(0, index[valid], values[valid], "amin")
     size = high.abs().maximum(low.abs()).clamp(min=1)
     return (~(high - low > EQUAL * size))[index]
+
+
+def weighted_total(
+    components: Mapping[str, Tensor], weights: Mapping[str, float], like: Tensor | None = None
+) -> Tensor:
+    """[R] float64: weighted sum of the components that answered; NaN where none did.
+
+    Weights act on raw values, before any normalisation. A component of weight 0 is only watched: its answer does not
+    make a row count. `like`: any numbers [R], for the length of the result (all NaN) where there are no components.
+    """
+    total = next(iter(components.values()), like).double() * 0.0
+    total = total.nan_to_num(nan=0.0)
+    answered = total != 0.0
+    for name, values in components.items():
+        if weights[name]:
+            total = total + weights[name] * values.double().nan_to_num(nan=0.0)
+            answered = answered | ~values.isnan()
+    return total.masked_fill(~answered, float("nan"))

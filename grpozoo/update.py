@@ -8,141 +8,18 @@ the gradient and are left out where no plugin needs them; they still count in th
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from grpozoo.config import Optim, Schedule
+from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
-from grpozoo.hooks import Plugin
 from grpozoo.ops import AGGREGATIONS, aggregate, denominators
-from grpozoo.rng import stream
-from grpozoo.types import Batch, Output, Rewards, Rollouts
-
-
-@dataclass
-class Cycle:
-    """One batch of rollouts and how far its optimizer steps have come."""
-
-    rollouts: Rollouts
-    rewards: Rewards
-    advantages: Tensor  # [R, T] float32, 0 where masked
-    minibatches: list[list[int]]  # rows of each optimizer step
-    done: int = 0
-    tables: dict[str, Tensor] = field(default_factory=dict)  # name -> [R, T] of the optimizer step at hand
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum of value * weight, sum of weights]
-
-    def add(self, name: str, value: float, weight: float = 1.0) -> None:
-        """Add to the weighted mean `name`."""
-        total = self.metrics.setdefault(name, [0.0, 0.0])
-        total[0] += value * weight
-        total[1] += weight
-
-    def absorb(self, plugins: Mapping[str, Plugin]) -> None:
-        """Take over what plugins logged of the whole step, which every process knows."""
-        for plugin in plugins.values():
-            for name, value, weight in plugin.logged:
-                self.add(name, value, weight)
-            plugin.logged.clear()
-
-    def means(self) -> dict[str, float]:
-        """The weighted means so far."""
-        return {name: total / weight if weight else math.nan for name, (total, weight) in self.metrics.items()}
-
-
-def minibatches(rows: int, count: int, epochs: int, seed: int, step: int) -> list[list[int]]:
-    """Row numbers of each optimizer step: every epoch splits a fresh permutation into `count` parts of nearly equal size."""
-    if count == 1:
-        return [list(range(rows))] * epochs
-    plan = []
-    for epoch in range(epochs):
-        order = stream(seed, "minibatches", step, epoch).permutation(rows).tolist()
-        plan += [order[part * rows // count : (part + 1) * rows // count] for part in range(count)]
-    return plan
-
-
-def learning_rate(update: int, total: int, base: float, optim: Optim) -> float:
-    """The rate of optimizer step `update` (from 0) of `total`: linear warm-up, then the schedule down to zero."""
-    if update < optim.warmup_steps:
-        return base * (update + 1) / optim.warmup_steps
-    if optim.schedule is Schedule.constant:
-        return base
-    progress = (update - optim.warmup_steps) / max(total - optim.warmup_steps, 1)
-    return base * ((1 - progress) if optim.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def tokens_per_micro_batch(update_config, model_config) -> int:
-    """The token budget: as configured, or as many tokens as the estimated activation memory allows.
-
-    Per token and layer a backward keeps about 16 vectors of the model's width and 5 of the MLP's, in float32.
-    """
-    if update_config.tokens_per_micro_batch:
-        return update_config.tokens_per_micro_batch
-    text = model_config.get_text_config()
-    width = text.hidden_size
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    per_token = 4 * text.num_hidden_layers * (16 * width + 5 * inner)
-    return max(update_config.activation_memory_mb * 2**20 // per_token, 1)
-
-
-def pack(rollouts: Rollouts, rows: list[int], budget: int, shared_prefix: bool) -> Iterator[list[int]]:
-    """Rows in micro-batches of at most `budget` padded tokens (one row at least), similar lengths together.
-
-    With `shared_prefix` completions of one prompt stay together and its tokens count once for all of them.
-    """
-    lengths = rollouts.lengths.tolist()
-    units = defaultdict(list)
-    for row in rows:
-        units[rollouts.prompt_ids[row] if shared_prefix else row].append(row)
-    ordered = [sorted(unit, key=lambda row: (lengths[row], row)) for unit in units.values()]
-    ordered.sort(key=lambda unit: (lengths[unit[-1]], len(rollouts.prompt_ids[unit[0]]), unit[0]))
-
-    def cost(micro: list[int]) -> int:
-        prompts = {rollouts.prompt_ids[row] for row in micro}
-        longest = max(map(len, prompts))
-        completion = max(lengths[row] for row in micro)
-        return longest * (len(prompts) if shared_prefix else len(micro)) + completion * len(micro)
-
-    micro: list[int] = []
-    for unit in ordered:
-        if micro and cost(micro + unit) > budget:
-            yield micro
-            micro = []
-        micro = micro + unit
-        while len(micro) > 1 and cost(micro) > budget:  # a unit that is too large by itself
-            size = next((n for n in range(len(micro) - 1, 0, -1) if cost(micro[:n]) <= budget), 1)
-            yield micro[:size]
-            micro = micro[size:]
-    if micro:
-        yield micro
-
-
-def share(rollouts: Rollouts, rows: list[int], rank: int, world: int) -> list[int]:
-    """The rows of process `rank`: completions of one prompt together, tokens spread evenly."""
-    if world == 1:
-        return rows
-    lengths = rollouts.lengths.tolist()
-    units = defaultdict(list)
-    for row in rows:
-        units[rollouts.prompt_ids[row]].append(row)
-    loads, mine = [0] * world, []
-    for unit in sorted(units.values(), key=lambda unit: (-sum(lengths[row] for row in unit), unit[0])):
-        lightest = loads.index(min(loads))
-        loads[lightest] += sum(lengths[row] for row in unit) + len(rollouts.prompt_ids[unit[0]])
-        if lightest == rank:
-            mine += unit
-    return sorted(mine)
-
-
-def cut(rollouts: Rollouts, device: torch.device | None = None) -> Rollouts:
-    """The same rows at the width of the longest completion (one column at least), on the device."""
-    width = max(int(rollouts.lengths.max()), 1)
-    names = ("completion_ids", "completion_mask", "logprobs", "old_logprobs", "ref_logprobs", "entropy")
-    values = {name: getattr(rollouts, name) for name in names}
-    return replace(rollouts, **{n: None if v is None else v[:, :width].to(device) for n, v in values.items()})
+from grpozoo.packing import cut, pack
+from grpozoo.types import Batch, Output
 
 
 def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
@@ -196,11 +73,11 @@ def objective(hooks, batch: Batch, out: Output, how: str, denominator: Mapping[s
             )
         term, rule = answer if isinstance(answer, tuple) else (answer, how)
         term = _checked("regularizer", term, batch)
-        loss = loss + aggregate(term, batch.mask, _known("regularizer", rule), denominator[rule])
+        loss = loss + aggregate(term, batch.mask, known_aggregation("regularizer", rule), denominator[rule])
     return loss
 
 
-def _known(hook: str, how: str) -> str:
+def known_aggregation(hook: str, how: str) -> str:
     if how not in AGGREGATIONS:
         raise UserError(f"{hook}() answered the aggregation {how!r}, known are {', '.join(AGGREGATIONS)}")
     return how
@@ -217,12 +94,22 @@ def _checked(hook: str, values: Tensor | None, batch: Batch) -> Tensor:
     return values
 
 
+def learning_rate(update: int, total: int, base: float, optim: Optim) -> float:
+    """The rate of optimizer step `update` (from 0) of `total`: linear warm-up, then the schedule down to zero."""
+    if update < optim.warmup_steps:
+        return base * (update + 1) / optim.warmup_steps
+    if optim.schedule is Schedule.constant:
+        return base
+    progress = (update - optim.warmup_steps) / max(total - optim.warmup_steps, 1)
+    return base * ((1 - progress) if optim.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * progress)))
+
+
 def optimizer_step(run, cycle: Cycle) -> None:
     """The next optimizer step of a cycle."""
     rows = cycle.minibatches[cycle.done]
     cycle.done += 1
     mask = cycle.rollouts.completion_mask[rows]
-    how = _known("aggregation", run.hooks.aggregation())
+    how = known_aggregation("aggregation", run.hooks.aggregation())
     if not bool(mask.any()):
         cycle.add("update/skipped_steps", 1.0)
         return

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpozoo import Plugin, hookimpl
-from grpozoo.policy import left_pad
+from grpozoo.policy.policy import left_pad
 from grpozoo.rollout import Record, encode
 from grpozoo.sampling import Choice
 

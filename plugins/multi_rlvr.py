@@ -13,7 +13,7 @@ R replaces the total of the rewards: it stacks on any advantage, loss and weight
 from dataclasses import dataclass
 from enum import Enum
 
-from grpozoo.answers import SetReward, scalar
+from grpozoo.rewards.answers import SetReward, scalar
 
 Reduce = Enum("Reduce", ["max", "sum"])
 

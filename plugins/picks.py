@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from grpozoo import Plugin, hookimpl
-from grpozoo.answers import asked, worth
+from grpozoo.rewards.answers import asked, worth
 from grpozoo.tasks.digit_picks import COMPONENTS, answers, components
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from grpozoo import Plugin, hookimpl
-from grpozoo.answers import vector_name
+from grpozoo.rewards.answers import vector_name
 from grpozoo.rng import stream
 
 

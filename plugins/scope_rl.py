@@ -26,8 +26,8 @@ import torch
 
 from grpozoo import Plugin, Request, UserError, concatenate, group_equal, group_mean, group_std, hookimpl
 from grpozoo.errors import unknown
-from grpozoo.judge import LABELS, EndpointJudge, RuleJudge
-from grpozoo.scaffold import asks, correct_steps, main_answer, read_chain, same, scaffolded
+from grpozoo.rewards.judge import LABELS, EndpointJudge, RuleJudge
+from grpozoo.tasks.scaffold import asks, correct_steps, main_answer, read_chain, same, scaffolded
 
 OUTCOMES = ("answer", "numeric", "math")  # rewards that say what is right
 TAG = "scaffold"  # Request.tag of the second pass

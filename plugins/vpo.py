@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 import torch
 
-from grpozoo.answers import SetReward
+from grpozoo.rewards.answers import SetReward
 
 Sampler = Enum("Sampler", ["naive", "sobol"])
 

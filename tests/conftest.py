@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from grpozoo.policy import Policy
+from grpozoo.policy.policy import Policy
 from grpozoo.sampling import Law
 from grpozoo.types import Prompt, Request
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from grpozoo import config as core
 from grpozoo import hooks, types
 from grpozoo.cli import card
+from grpozoo.compose.registry import installed, load_class
 from grpozoo.hooks import KINDS
 from grpozoo.metrics import METRICS
-from grpozoo.plugins import installed, load_class
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -4,7 +4,7 @@ import pluggy
 import torch
 
 from grpozoo import Prompt, Rollouts, hooks
-from grpozoo.score import score
+from grpozoo.rewards.score import score
 
 
 def rows(texts, answers=None, lengths=None, prompts=None):

@@ -3,8 +3,8 @@
 from pathlib import Path
 from unittest import mock
 
-from grpozoo.cli.main import compose
 from grpozoo.cli.train import train
+from grpozoo.compose.command import compose
 
 COMMON = [
     "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=8", "steps=2",

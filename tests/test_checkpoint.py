@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from test_runs import SMALL, difference, one_thread, train  # noqa: F401
 
 from grpozoo import UserError
-from grpozoo.checkpoint import CHECKSUMS, Store, claim, resolve, step_of, verify
-from grpozoo.cli.main import compose
 from grpozoo.cli.train import train as training_job
-from grpozoo.settings import LATER
+from grpozoo.compose.command import compose
+from grpozoo.compose.settings import LATER
+from grpozoo.run.checkpoint import CHECKSUMS, Store, claim, resolve, step_of, verify
 
 SAVER = """
 import os, sys
 from pathlib import Path
-from grpozoo.checkpoint import Store
+from grpozoo.run.checkpoint import Store
 
 def write(folder):
     (folder / "model").mkdir()

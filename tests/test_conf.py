@@ -5,11 +5,11 @@ from dataclasses import fields
 import pytest
 from omegaconf import OmegaConf
 
-from grpozoo.cli.main import compose
+from grpozoo.compose.command import compose
+from grpozoo.compose.registry import installed, load_class
+from grpozoo.compose.search_path import CONF
+from grpozoo.compose.settings import read_core
 from grpozoo.config import Config
-from grpozoo.plugins import installed, load_class
-from grpozoo.search_path import CONF
-from grpozoo.settings import read_core
 from grpozoo.testing.options import config_files
 
 FILES = sorted(CONF.rglob("*/*.yaml"))

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import grpozoo.data
+import grpozoo.compose.task
 from grpozoo import Prompt, UserError
-from grpozoo.data import PromptStream, check_size, load_task
-from grpozoo.plugins import installed, load_class
+from grpozoo.compose.registry import installed, load_class
+from grpozoo.compose.task import check_size, load_task
+from grpozoo.run.prompts import PromptStream
 from grpozoo.tasks import Task
 
 TASK_FILES = sorted((Path(__file__).parents[1] / "conf" / "task").glob("*.yaml"))
@@ -45,7 +46,7 @@ def taken(stream, sizes):
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    monkeypatch.setattr(grpozoo.data, "BUFFER", 5)
+    monkeypatch.setattr(grpozoo.compose.task, "BUFFER", 5)
 
 
 @pytest.mark.parametrize("make", [prompts, Streamed])
@@ -97,7 +98,7 @@ def test_resuming_a_stream_reads_no_more_than_the_position_and_the_buffer():
     stream = PromptStream(source, 0)
     stream.load_state_dict({"seed": 0, "epoch": 7, "position": 40})
     stream.take(2)
-    assert source.read == 40 + 2 + grpozoo.data.BUFFER  # epochs 0 to 6 are not read
+    assert source.read == 40 + 2 + grpozoo.compose.task.BUFFER  # epochs 0 to 6 are not read
 
 
 def test_a_long_sequence_is_opened_only_where_it_is_needed():
@@ -183,7 +184,8 @@ def test_loading_a_task_does_not_import_torch(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     code = f"""
 import sys
-from grpozoo.data import PromptStream, load_task
+from grpozoo.run.prompts import PromptStream
+from grpozoo.compose.task import load_task
 PromptStream(load_task({{"kind": "arithmetic"}}).train, 0).take(3)
 load_task({{"kind": "jsonl", "path": {str(tmp_path / "a.jsonl")!r}}})
 assert not {{"torch", "transformers", "datasets"}} & set(sys.modules)

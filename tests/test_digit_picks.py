@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpozoo import UserError
-from grpozoo.answers import ask
-from grpozoo.data import load_task
+from grpozoo.compose.task import load_task
+from grpozoo.rewards.answers import ask
 from grpozoo.tasks.digit_picks import CHOICES, GOOD, DigitPicks, answers, components, mean
 from grpozoo.types import Prompt
 

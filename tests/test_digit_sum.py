@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import UserError
-from grpozoo.data import load_task
+from grpozoo.compose.task import load_task
 from grpozoo.tasks.digit_sum import DigitSum
 from grpozoo.types import Prompt
 

@@ -23,15 +23,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from reward_rows import rewards_of, rows
 
-from grpozoo import Prompt, UserError, plugins, search_path
+from grpozoo import Prompt, UserError
 from grpozoo.cli import card, tools
-from grpozoo.cli.main import FLAGS, TOOLS, compose, main
+from grpozoo.cli.main import FLAGS, TOOLS, main
 from grpozoo.cli.train import train
-from grpozoo.data import load_task
+from grpozoo.compose import registry, search_path
+from grpozoo.compose.command import compose
+from grpozoo.compose.plugins import activate, create
+from grpozoo.compose.registry import installed, load_class
+from grpozoo.compose.settings import FREE, read_core
+from grpozoo.compose.task import load_task
 from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS
 from grpozoo.metrics import describe
-from grpozoo.plugins import activate, create, installed, load_class
-from grpozoo.settings import FREE, read_core
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "methods" / "README.md", ROOT / "README.md"]
@@ -106,7 +109,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.chdir(folder)
-        patch.setattr(plugins, "entry_points", found)
+        patch.setattr(registry, "entry_points", found)
         patch.setattr(search_path, "entry_points", found)
         importlib.invalidate_caches()
         yield folder

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = sorted((ROOT / "grpozoo").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").glob("*.py"))
 CONTRACT = ("types", "hooks", "ops")
-FORBIDDEN_IN_PLUGINS = ("grpozoo.loop", "grpozoo.run", "grpozoo.cli", "grpozoo.settings", "grpozoo_plugins")
+FORBIDDEN_IN_PLUGINS = ("grpozoo.loop", "grpozoo.run.run", "grpozoo.cli", "grpozoo.compose.settings", "grpozoo_plugins")
 METHODS = [
     "grpo",
     "gspo",
@@ -93,7 +93,7 @@ def test_the_core_imports_no_plugin(file):
 
 
 @pytest.mark.parametrize(
-    "module", ["grpozoo", "grpozoo.cli.main", "grpozoo.hooks", "grpozoo.plugins", "grpozoo.search_path"]
+    "module", ["grpozoo", "grpozoo.cli.main", "grpozoo.hooks", "grpozoo.compose.plugins", "grpozoo.compose.search_path"]
 )
 def test_importing_the_surface_imports_no_torch(module):
     code = (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpozoo import Prompt
-from grpozoo.judge import LABELS, EndpointJudge, Judge, RuleJudge
+from grpozoo.rewards.judge import LABELS, EndpointJudge, Judge, RuleJudge
 from grpozoo.tasks.arithmetic import ALPHABET, LEVELS, Arithmetic
 
 PROMPT = Prompt("p", text="((7+5)*3-4)*2=", extra={"expression": "((7+5)*3-4)*2", "modulus": 0})
@@ -122,7 +122,7 @@ def test_the_rules_have_no_answer_outside_arithmetic():
 
 
 def test_only_the_newest_answers_are_kept(monkeypatch):
-    monkeypatch.setattr("grpozoo.judge.REMEMBERED", 2)
+    monkeypatch.setattr("grpozoo.rewards.judge.REMEMBERED", 2)
     judge = Noted()
     judge.labels([(SUM, "a"), (SUM, "b"), (SUM, "c")])
     judge.labels([(SUM, "b"), (SUM, "c")])

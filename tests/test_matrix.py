@@ -11,12 +11,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from grpozoo import Plugin, Prompt, hookimpl, stacking
+from grpozoo import Plugin, Prompt, hookimpl
 from grpozoo.cli.card import card, methods, presets
+from grpozoo.compose import stacking
+from grpozoo.compose.plugins import register
+from grpozoo.compose.settings import Settings
 from grpozoo.loop import train
-from grpozoo.plugins import register
-from grpozoo.run import Run
-from grpozoo.settings import Settings
+from grpozoo.run.run import Run
 from grpozoo.tasks import Task
 
 SMALL = [
@@ -103,7 +104,7 @@ def trained(*choices) -> torch.Tensor:
         patch.setattr(Run, "evaluate", lambda run: {})
         patch.setattr(Run, "save", lambda run: None)
         patch.setattr(Run, "finished", lambda run: None)
-        patch.setattr("grpozoo.state.write_manifest", lambda run, finished=False: None)
+        patch.setattr("grpozoo.run.state.write_manifest", lambda run, finished=False: None)
         run = Run(settings, Accelerator(cpu=True), FOLDER / "-".join(choices or ["base"]), None)
         train(run)
         run.tracker.close()
@@ -156,7 +157,7 @@ def test_each_pair_trains_with_both_effects_or_is_refused_with_the_reason(first)
 
 
 def test_a_pair_is_composed_as_the_command_line_would():
-    from grpozoo.cli.main import compose
+    from grpozoo.compose.command import compose
 
     for pair in (("clip_higher", "mgpo"), ("dapo", "stare")):
         composed = stacking.stack(pair).composed

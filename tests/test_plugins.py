@@ -11,7 +11,8 @@ import torch
 from omegaconf import MISSING
 
 from grpozoo import HOOK_VERSION, Plugin, Rewards, UserError, hookimpl
-from grpozoo.plugins import activate, create, installed, load_class, register
+from grpozoo.compose.plugins import activate, create, register
+from grpozoo.compose.registry import installed, load_class
 from grpozoo.testing import compose, fixture
 
 Colour = Enum("Colour", ["red", "blue"])
@@ -29,7 +30,9 @@ def fake(monkeypatch):
         entry = importlib.metadata.EntryPoint(name, value or f"{module}:{getattr(cls, '__name__', cls)}", "grpozoo")
         entry = entry._for(SimpleNamespace(name=distribution, version="1.2", metadata={"Name": distribution}))
         entries.append(entry)
-        monkeypatch.setattr("grpozoo.plugins.entry_points", lambda group: [e for e in entries if e.group == group])
+        monkeypatch.setattr(
+            "grpozoo.compose.registry.entry_points", lambda group: [e for e in entries if e.group == group]
+        )
         return entry
 
     return add

@@ -7,8 +7,8 @@ import torch
 from conftest import Numbers, gpt2, qwen
 from grpozoo_plugins.iid import Independent
 
-from grpozoo.head import head_logprobs, logits_logprobs
-from grpozoo.policy import Policy
+from grpozoo.policy.head import head_logprobs, logits_logprobs
+from grpozoo.policy.policy import Policy
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
 

@@ -10,7 +10,7 @@ from grpozoo_plugins.iid import Independent
 from test_policy import sample
 
 from grpozoo.errors import UserError
-from grpozoo.policy import Policy
+from grpozoo.policy.policy import Policy
 from grpozoo.rollout import GROW
 from grpozoo.sampling import Greedy, Law
 from grpozoo.types import Prompt, Request

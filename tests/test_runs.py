@@ -21,11 +21,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpozoo.cli.main import compose
 from grpozoo.cli.train import train as training_job
+from grpozoo.compose.command import compose
 from grpozoo.errors import UserError
-from grpozoo.run import Run
-from grpozoo.state import plain
+from grpozoo.run.run import Run
+from grpozoo.run.state import plain
 
 SMALL = [
     "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=10",

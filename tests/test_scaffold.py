@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpozoo import Prompt, UserError
-from grpozoo.judge import LABELS, RuleJudge
-from grpozoo.scaffold import asks, correct_steps, main_answer, normalised, read_chain, same, scaffolded
+from grpozoo.rewards.judge import LABELS, RuleJudge
 from grpozoo.tasks.arithmetic import Arithmetic, scaffold
+from grpozoo.tasks.scaffold import asks, correct_steps, main_answer, normalised, read_chain, same, scaffolded
 
 TEXT = Prompt("t", text="7+5*3=", answer="22")
 CHAT = Prompt("c", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "7+5*3?"}), answer="22")  # fmt: skip

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from reward_rows import rewards_of, rows
 
 from grpozoo import Plugin, UserError, group_mean, hookimpl, hooks
-from grpozoo.score import score, weighted_total
+from grpozoo.ops import weighted_total
+from grpozoo.rewards.score import score
 
 NAN = float("nan")
 
@@ -307,7 +308,7 @@ def test_a_component_of_weight_zero_is_only_watched():
 
 
 def test_without_components_nobody_answered():
-    assert weighted_total({}, {}, rows=3).isnan().tolist() == [True] * 3
+    assert weighted_total({}, {}, like=torch.arange(3)).isnan().tolist() == [True] * 3
 
 
 answers = st.one_of(st.none(), st.booleans(), st.floats(-1e6, 1e6), st.integers(-(10**9), 10**9))

@@ -6,8 +6,8 @@ import pytest
 from commands import grpozoo
 
 from grpozoo import Plugin, UserError, hookimpl
-from grpozoo.cli.main import compose
-from grpozoo.plugins import Active, register
+from grpozoo.compose.command import compose
+from grpozoo.compose.plugins import Active, register
 
 
 class Scale(Plugin):

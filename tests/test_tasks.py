@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpozoo import UserError
-from grpozoo.data import load_task
+from grpozoo.compose.task import load_task
 from grpozoo.tasks.rows import extract
 
 ROWS = [{"question": f"{i} + 1?", "answer": i + 1, "topic": "sums"} for i in range(200)]

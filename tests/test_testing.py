@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpozoo import Plugin, hookimpl, masked_mean
-from grpozoo.plugins import installed
+from grpozoo.compose.registry import installed
 from grpozoo.sampling import TokenSampler, uniforms
 from grpozoo.testing import CHECKS, ConformanceError, advantages, check_plugin, example, fixture, loss
 from grpozoo.testing.pieces import draw
@@ -288,7 +288,7 @@ def strange(monkeypatch):
         entry = importlib.metadata.EntryPoint("strange", f"{__name__}:{cls.__name__}", "grpozoo")
         entry = entry._for(SimpleNamespace(name="stranger", version="0.1", metadata={"Name": "stranger"}))
         monkeypatch.setattr(
-            "grpozoo.plugins.entry_points", lambda group: [*(e for e in entries if e.group == group), entry]
+            "grpozoo.compose.registry.entry_points", lambda group: [*(e for e in entries if e.group == group), entry]
         )
 
     return add

@@ -15,8 +15,8 @@ from grpozoo import Plugin, Prompt, Rewards, Rollouts, UserError
 from grpozoo.cli import explain
 from grpozoo.config import Config, Logger
 from grpozoo.metrics import METRICS, WINDOW, dead_groups, describe, diagnose, weighted_means
-from grpozoo.progress import Progress, final_table
-from grpozoo.tracking import TRACKERS, Tracker, check_trackers, read_lines, settings, summarize
+from grpozoo.run.progress import Progress, final_table
+from grpozoo.run.tracking import TRACKERS, Tracker, check_trackers, read_lines, settings, summarize
 
 CHAT = ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"})
 
@@ -127,7 +127,7 @@ def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
     check_trackers(["tensorboard"])
     with pytest.raises(UserError, match="'tensorbord', did you mean 'tensorboard'"):
         check_trackers(["tensorbord"])
-    monkeypatch.setattr("grpozoo.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("grpozoo.run.tracking.find_spec", lambda name: None)
     with pytest.raises(UserError, match="wandb needs the package wandb.*\n.*logger=files"):
         check_trackers(["wandb"])
 
@@ -342,7 +342,7 @@ def test_explain_of_a_wrong_folder_names_the_nearest(tmp_path):
 def test_peak_memory_is_that_of_this_process_alone():
     """A child holds 300 MB for a moment; its interpreter takes some 40, the parent's torch several hundred."""
     program = """
-from grpozoo.tracking import peak_memory_mb
+from grpozoo.run.tracking import peak_memory_mb
 block = bytearray(300_000_000)
 block[::4096] = b"x" * len(block[::4096])
 del block

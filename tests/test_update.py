@@ -11,8 +11,10 @@ from test_runs import difference, metrics, one_thread, train  # noqa: F401
 import grpozoo.update
 from grpozoo import ops
 from grpozoo.config import Optim, Schedule
+from grpozoo.cycle import minibatches
+from grpozoo.packing import pack, share
 from grpozoo.testing import example
-from grpozoo.update import learning_rate, minibatches, pack, share
+from grpozoo.update import learning_rate
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 5), st.lists(st.floats(-3, 3), min_size=0, max_size=6)), min_size=1, max_size=12
@@ -113,7 +115,7 @@ def test_a_step_without_a_token_is_no_step(tmp_path, monkeypatch):
     """Peers A11: finite, nothing moves, and the metric says so."""
     from dataclasses import replace
 
-    from grpozoo.run import Run
+    from grpozoo.run.run import Run
 
     real = Run.measure
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpozoo import Prompt, UserError, models, warm_start
+from grpozoo import Prompt, UserError, models
+from grpozoo.compose.task import load_task
 from grpozoo.config import Model
-from grpozoo.data import load_task
+from grpozoo.models import warm_start
+from grpozoo.models.warm_start import Recipe
 from grpozoo.tasks import Task
 from grpozoo.tasks.arithmetic import Arithmetic
-from grpozoo.warm_start import Recipe
 
 SMALL = Model(layers=1, width=16, heads=2)
 QUICK = Recipe(rows=8, max_steps=5, every=5, probe=4, warmup=2, cooldown=2)

@@ -23,12 +23,12 @@ import torch
 from scipy.interpolate import PchipInterpolator
 
 from grpozoo import Request
-from grpozoo.cli.main import compose
+from grpozoo.compose.command import compose
+from grpozoo.compose.plugins import activate
 from grpozoo.config import Model
 from grpozoo.evaluate import best_of_sets, by_group, pass_at_k
-from grpozoo.models import load
-from grpozoo.plugins import activate
-from grpozoo.policy import Policy
+from grpozoo.models.loading import load
+from grpozoo.policy.policy import Policy
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
 

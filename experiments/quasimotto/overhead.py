@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from grpozoo import Request
-from grpozoo.cli.main import compose
-from grpozoo.models import load
-from grpozoo.plugins import activate
-from grpozoo.policy import Policy
+from grpozoo.compose.command import compose
+from grpozoo.compose.plugins import activate
+from grpozoo.compose.settings import read
+from grpozoo.models.loading import load
+from grpozoo.policy.policy import Policy
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
-from grpozoo.settings import read
 
 HERE = Path(__file__).resolve().parent
 MODELS = {  # name -> (overrides, prompts, group size, tokens)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpozoo.config import Model
+from grpozoo.models.warm_start import Recipe, ensure
 from grpozoo.tasks import Task
 from grpozoo.tasks.arithmetic import Arithmetic
 from grpozoo.tasks.hashing import stable_int
-from grpozoo.warm_start import Recipe, ensure
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SCRATCH = 40  # letters before the answer

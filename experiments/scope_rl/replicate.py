@@ -86,8 +86,8 @@ def main() -> None:
 def warm_start(place: Path, seed: int) -> None:
     """A small policy that has seen worked solutions of both formats, and then bad ones."""
     from grpozoo.config import Model
+    from grpozoo.models.warm_start import Recipe, train
     from grpozoo.tasks.arithmetic import Arithmetic
-    from grpozoo.warm_start import Recipe, train
 
     shape, first = Model(layers=2, width=96, heads=4), place.with_name(f"{place.name}-first")
     taught = {**CHAINS, "padding": 0.3, "scaffold_share": 0.5}
@@ -144,7 +144,7 @@ def read(place: Path) -> dict:
 def useful(file: Path) -> list[tuple[int, float]]:
     """(step, share of useful steps) of the right completions of plain prompts, by the rules, whatever the method."""
     from grpozoo import Prompt
-    from grpozoo.judge import RuleJudge
+    from grpozoo.rewards.judge import RuleJudge
 
     judge, shares = RuleJudge(), {}
     for row in map(json.loads, file.read_text().splitlines()):

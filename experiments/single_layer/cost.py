@@ -72,7 +72,7 @@ def load(args):
 
     from grpozoo import models
     from grpozoo.config import Model
-    from grpozoo.policy import Policy
+    from grpozoo.policy.policy import Policy
     from grpozoo.sampling import Law
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,7 +114,7 @@ def measure(args) -> dict:
     from torch.utils.flop_counter import FlopCounterMode
 
     from grpozoo.config import Update
-    from grpozoo.policy import Snapshot
+    from grpozoo.policy.policy import Snapshot
     from grpozoo.update import cut, pack, tokens_per_micro_batch
 
     policy = load(args)

@@ -45,10 +45,12 @@ def command(args: argparse.Namespace, run_dir: str | Path) -> list[str]:
 
 def prepare(args: argparse.Namespace) -> str:
     """Write the prompts of the run in their order, for the other side; the folder of the model, made if need be."""
-    from grpozoo import models, warm_start
-    from grpozoo.cli.main import compose
+    from grpozoo import models
+    from grpozoo.compose.command import compose
+    from grpozoo.compose.task import load_task
     from grpozoo.config import Model
-    from grpozoo.data import PromptStream, load_task
+    from grpozoo.models import warm_start
+    from grpozoo.run.prompts import PromptStream
 
     task = load_task(compose(args.overrides).task)
     prompts = PromptStream(task.train, args.seed).take(args.groups * args.steps)

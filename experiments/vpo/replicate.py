@@ -95,8 +95,8 @@ def answers(name: str) -> int:
 def warm_start(place: Path, answers: int, layers: int, width: int) -> None:
     """A small policy that has seen answers of every kind."""
     from grpozoo.config import Model
+    from grpozoo.models.warm_start import Recipe, train
     from grpozoo.tasks.digit_picks import DigitPicks
-    from grpozoo.warm_start import Recipe, train
 
     task = DigitPicks(DigitPicks.Config(answers=answers, skilled=0.5))
     recipe = Recipe(target=1.0, cooldown=100, max_steps=700, every=700)  # the target is out of reach: 700 steps

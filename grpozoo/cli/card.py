@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from grpozoo import search_path, stacking
+from grpozoo.compose import search_path, stacking
+from grpozoo.compose.registry import installed, load_class
 from grpozoo.errors import UserError, unknown
 from grpozoo.hooks import KINDS, Plugin
-from grpozoo.plugins import installed, load_class
 
 PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpozoo.errors import UserError, nearest
 from grpozoo.hooks import KINDS
 from grpozoo.metrics import METRICS, describe
-from grpozoo.tracking import read_lines
+from grpozoo.run.tracking import read_lines
 
 ORDER = {
     "chain": "each changes the result of the one before it",
@@ -53,8 +53,8 @@ def run(folder: Path | str, plugins: Mapping[str, Any] | None = None) -> str:
 
 def command(overrides: list[str]) -> str:
     """What a command line would run, without loading a model: plugins, hooks, notices."""
-    from grpozoo.cli.main import compose
-    from grpozoo.settings import read
+    from grpozoo.compose.command import compose
+    from grpozoo.compose.settings import read
 
     settings = read(compose(overrides))
     manifest = settings.active.manifest()

@@ -15,9 +15,9 @@ from statistics import fmean, stdev
 
 from omegaconf import OmegaConf
 
-from grpozoo.cli.main import compose
+from grpozoo.compose.command import compose
+from grpozoo.compose.settings import fingerprint, read
 from grpozoo.errors import UserError
-from grpozoo.settings import fingerprint, read
 
 OWN = ("params", "seed", "run_dir", "resume", "plugins.layers")  # what the scan sets itself
 OPTIONS = {  # flag -> (default, meaning)

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from grpozoo.compose.registry import installed, load_class, owner
 from grpozoo.errors import UserError, unknown
 from grpozoo.hooks import KINDS, Plugin
-from grpozoo.plugins import installed, load_class, owner
 
 HELP = {
     "warm-start": """grpozoo warm-start [KEY=VALUE ...]
@@ -43,7 +43,7 @@ def run(tool: str, arguments: list[str]) -> int:
 def warm_start(arguments: list[str]) -> int:
     """Starting weights for the composed configuration."""
     from grpozoo.cli import warm_start
-    from grpozoo.cli.main import compose
+    from grpozoo.compose.command import compose
 
     return warm_start.run(compose(arguments)) or 0
 

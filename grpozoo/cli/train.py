@@ -5,8 +5,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from grpozoo.compose.settings import FREE, Settings, check_resumable, fingerprint, read
 from grpozoo.errors import UserError
-from grpozoo.settings import FREE, Settings, check_resumable, fingerprint, read
 
 
 def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
@@ -17,7 +17,7 @@ def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
     run_dir, checkpoint, composed = agree(place) if world > 1 else place
     settings = read(composed)
     from grpozoo import models
-    from grpozoo.tracking import check_trackers
+    from grpozoo.run.tracking import check_trackers
 
     check_trackers(settings.config.logger.trackers)
     models.check(settings.config.model)
@@ -28,7 +28,7 @@ def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
 
 def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple[Path, Path | None, DictConfig]:
     """Run folder, checkpoint to go on from, and the configuration of the run that goes on; nothing is written."""
-    from grpozoo.checkpoint import resolve
+    from grpozoo.run.checkpoint import resolve
 
     run_dir = Path(composed.run_dir or output_dir).resolve()
     if not composed.resume:
@@ -82,7 +82,7 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
     import torch
 
     from grpozoo.loop import train as loop
-    from grpozoo.run import Run
+    from grpozoo.run.run import Run
 
     accelerator = processes(log_with=settings.config.logger.trackers or None, project_dir=str(run_dir))
     run = Run(settings, accelerator, run_dir, checkpoint)

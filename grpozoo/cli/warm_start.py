@@ -4,9 +4,9 @@ import sys
 
 from omegaconf import DictConfig
 
-from grpozoo.data import load_task
+from grpozoo.compose.settings import read_core
+from grpozoo.compose.task import load_task
 from grpozoo.errors import UserError
-from grpozoo.settings import read_core
 
 
 def run(config: DictConfig) -> int:
@@ -15,7 +15,7 @@ def run(config: DictConfig) -> int:
     if settings.model.path is not None or settings.model.kind != "tiny":
         raise UserError("warm-start trains the starting weights of model=tiny; other models bring theirs")
     task = load_task(settings.task)
-    from grpozoo.warm_start import regenerate
+    from grpozoo.models.warm_start import regenerate
 
     folder, result, note = regenerate(settings.model, task)
     greedy, sampled = result["greedy"], result["sampled"]

@@ -7,7 +7,7 @@ Without `parentheses` products come first, as usual; with them the chain is work
 applied to every result. `Prompt.extra` holds, for the verifier's eyes only: expression, modulus, values (of the steps),
 steps ({lhs, rhs, value, source}; source is the part of the problem that the step evaluates) and scaffold,
 [(source, rhs)] of all steps but the last: sub-questions that do not give earlier answers away. A share of the training
-prompts (`scaffold_share`) asks them, in the form of grpozoo.scaffold, and their worked solutions fill the slots.
+prompts (`scaffold_share`) asks them, in the form of grpozoo.tasks.scaffold, and their worked solutions fill the slots.
 
 An answer is right if it is the integer written without leading zeros, blanks around it apart, and nothing follows.
 With scratch-pad it stands after the one `#`; without it is the whole completion, `#` optional; and in chat without
@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 
 from grpozoo.errors import UserError
-from grpozoo.scaffold import scaffolded, with_slots
 from grpozoo.tasks import Task
 from grpozoo.tasks.calculator import calculate, check_step, final_answer, last_integer, parse_steps
 from grpozoo.tasks.hashing import digest, stable_hex, stable_int, unit
+from grpozoo.tasks.scaffold import scaffolded, with_slots
 from grpozoo.types import Prompt
 
 __all__ = ["Arithmetic", "calculate", "check_step", "final_answer", "last_integer", "parse_steps", "scaffold"]

@@ -17,8 +17,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from grpozoo.cache import made_once
 from grpozoo.errors import UserError, nearest, unknown
+from grpozoo.storage import made_once
 from grpozoo.tasks import Task
 from grpozoo.tasks.hashing import digest, stable_hex, unit
 from grpozoo.tasks.rows import extract

@@ -3,7 +3,7 @@
 With `streaming` nothing is downloaded in advance and the training set has no length. Then questions whose hash lies in
 the held-out share (5 % if `heldout` is a number of rows) are never trained on. The first `heldout` rows of them (512
 if it is a share) are the held-out set: the start reads about 512 / share or 20 heldout rows. A held-out split is read
-in full. The order of training is shuffled through a buffer (`grpozoo.data.PromptStream`).
+in full. The order of training is shuffled through a buffer (`grpozoo.compose.task.PromptStream`).
 """
 
 from collections.abc import Iterator

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from grpozoo.compose.plugins import Active
 from grpozoo.config import Config
-from grpozoo.plugins import Active
+from grpozoo.packing import cut
+from grpozoo.rewards.score import score
 from grpozoo.rng import key, stream
-from grpozoo.score import score
 from grpozoo.tasks import Task
 from grpozoo.testing.example import prompt, reply
 from grpozoo.types import Request, Rewards, Rollouts
-from grpozoo.update import cut
 
 
 class Copy(Task):
@@ -36,7 +36,7 @@ class Copy(Task):
 
 
 class Context:
-    """A stand-in for grpozoo.run.Run: the same names, one process, completions made up from the request's identity."""
+    """A stand-in for grpozoo.run.run.Run: the same names, one process, completions made up from the request's identity."""
 
     rank, world = 0, 1
 
@@ -181,7 +181,7 @@ def tiny_policy():
     """A random Qwen3-type policy of two layers and 23 tokens; the same weights each time, the caller's random state untouched."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from grpozoo.policy import Policy
+    from grpozoo.policy.policy import Policy
     from grpozoo.sampling import Law
 
     config = Qwen3Config(

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from grpozoo.compose.plugins import Active, activate
+from grpozoo.compose.settings import command_line
 from grpozoo.config import Config
 from grpozoo.loop import add_token_rewards
 from grpozoo.ops import denominators
-from grpozoo.plugins import Active, activate
-from grpozoo.settings import command_line
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import Fixture, fixture, whole_batch, with_tables
 from grpozoo.update import objective

@@ -12,10 +12,10 @@ from types import ModuleType
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.compose.options import read_options
+from grpozoo.compose.search_path import CONF, config_folders
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS, NEEDS, Plugin
-from grpozoo.plugins import read_options
-from grpozoo.search_path import CONF, config_folders
 from grpozoo.testing.subject import Subject, claim, contents, differing
 
 

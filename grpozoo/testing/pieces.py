@@ -5,8 +5,8 @@ import math
 import torch
 
 from grpozoo.hooks import KINDS
+from grpozoo.rewards.score import score
 from grpozoo.sampling import Choice, Law
-from grpozoo.score import score
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import select
 from grpozoo.testing.steps import close

@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from grpozoo.cycle import Cycle
 from grpozoo.testing.example import Fixture, garble, leaf, regroup, relabel, retotal, select, widen
 from grpozoo.testing.subject import DATA, Live, Subject, claim, contents, differing, gradients
 from grpozoo.types import Output
-from grpozoo.update import Cycle, batch_of
+from grpozoo.update import batch_of
 
 GARBAGE = (1e30, math.inf, -math.inf, math.nan)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # sums of fewer than 100 terms of size 1

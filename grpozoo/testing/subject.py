@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpozoo.compose.plugins import Active, activate
+from grpozoo.compose.registry import installed
 from grpozoo.config import Config
 from grpozoo.hooks import KINDS, Plugin
 from grpozoo.loop import add_token_rewards, per_token
 from grpozoo.ops import denominators
-from grpozoo.plugins import Active, activate, installed
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import Fixture, example, leaf, whole_batch, with_tables
 from grpozoo.types import Batch, Output, Rewards, Rollouts
@@ -118,7 +119,7 @@ class Subject:
     @cached_property
     def composed(self):
         """The composed configuration; its plugins' options with random access."""
-        from grpozoo.cli.main import compose
+        from grpozoo.compose.command import compose
 
         composed = compose(list(self.overrides))
         claim(
@@ -135,7 +136,7 @@ class Subject:
     @cached_property
     def config(self) -> Config:
         """The core's settings."""
-        from grpozoo.settings import read_core
+        from grpozoo.compose.settings import read_core
 
         return read_core(self.composed)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from two_groups import GRPO, two_groups
 
 from grpozoo import UserError
-from grpozoo.plugins import register
+from grpozoo.compose.plugins import register
 from grpozoo.testing import advantages, assemble, fixture, loss
 from grpozoo.testing.example import garble
 from grpozoo.testing.golden import compose

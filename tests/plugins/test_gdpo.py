@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import UserError
-from grpozoo.score import weighted_total
+from grpozoo.ops import weighted_total
 from grpozoo.testing import advantages, compose
 
 EPS = 1e-4

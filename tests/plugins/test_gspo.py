@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import Plugin, UserError, hookimpl
+from grpozoo.compose.plugins import register
 from grpozoo.ops import denominators
-from grpozoo.plugins import register
 from grpozoo.testing import Context, advantages, assemble, check_plugin, compose, fixture, loss
 from grpozoo.testing.example import whole_batch
 from grpozoo.types import Output

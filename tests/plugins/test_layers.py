@@ -22,12 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpozoo import UserError
 from grpozoo.cli import layer_scan
-from grpozoo.cli.main import compose
 from grpozoo.cli.train import train as training_job
-from grpozoo.plugins import create
-from grpozoo.policy import Policy
-from grpozoo.prefix import ending
-from grpozoo.run import Run
+from grpozoo.compose.command import compose
+from grpozoo.compose.plugins import create
+from grpozoo.policy.frozen import ending
+from grpozoo.policy.policy import Policy
+from grpozoo.run.run import Run
 from grpozoo.sampling import Law
 from grpozoo.testing import check_plugin
 from grpozoo.testing.context import tiny_policy

@@ -5,7 +5,7 @@ from answer_sets import COMPROMISE, SHEET, SPECIALISTS, advantages, composed, ra
 from grpozoo_plugins.multi_rlvr import MultiRlvr
 
 from grpozoo import UserError
-from grpozoo.answers import ask
+from grpozoo.rewards.answers import ask
 from grpozoo.testing import check_plugin, compose
 
 PAPER = ("algo=multi_rlvr", "plugins.grpo.ddof=0", "plugins.grpo.eps=1e-6")

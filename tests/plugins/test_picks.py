@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reward_rows import rewards_of, rows
 
 from grpozoo import Prompt
-from grpozoo.answers import _uniform, worth
 from grpozoo.evaluate import best_at_k
+from grpozoo.rewards.answers import _uniform, worth
 from grpozoo.testing import Context, check_plugin, compose
 
 

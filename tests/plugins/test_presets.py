@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from grpozoo.search_path import CONF
+from grpozoo.compose.search_path import CONF
 from grpozoo.testing import advantages, compose, loss
 
 PRESETS = ("dapo", "r1_zero", "r1", "deepseek_math")

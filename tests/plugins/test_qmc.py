@@ -14,8 +14,8 @@ from grpozoo_plugins.qmc import BELOW_ONE, Design, Order, Qmc, Siblings, first, 
 from scipy.stats import chi2
 
 from grpozoo import Prompt, Request, UserError, concatenate
+from grpozoo.compose.plugins import activate
 from grpozoo.evaluate import best_of_sets, bound_at_k
-from grpozoo.plugins import activate
 from grpozoo.rng import stream
 from grpozoo.rollout import decode
 from grpozoo.sampling import Choice, Law
@@ -513,7 +513,7 @@ def test_leave_one_out_is_refused_before_a_model_is_loaded(name):
 
 
 def compose_section(*overrides):
-    from grpozoo.cli.main import compose
+    from grpozoo.compose.command import compose
 
     return compose(list(overrides)).plugins
 
@@ -563,9 +563,9 @@ def test_a_run_trains_evaluates_and_is_greedy_at_temperature_0(tmp_path):
     """The whole program: pass@k by sub-lattices with the bound beside it, one notice for a k that does not divide."""
     from accelerate import Accelerator
 
-    from grpozoo.cli.main import compose
-    from grpozoo.run import Run
-    from grpozoo.settings import read
+    from grpozoo.compose.command import compose
+    from grpozoo.compose.settings import read
+    from grpozoo.run.run import Run
 
     small = [
         "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=6",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import Plugin, UserError, hookimpl
-from grpozoo.plugins import register
+from grpozoo.compose.plugins import register
 from grpozoo.sampling import TokenSampler
 from grpozoo.testing import Context, advantages, check_plugin, compose
 

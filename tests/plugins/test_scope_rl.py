@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from test_runs import digest, metrics, train
 
 from grpozoo import Prompt, Request, UserError
-from grpozoo.judge import LABELS, Judge
-from grpozoo.scaffold import scaffolded
+from grpozoo.models.warm_start import ASSETS
+from grpozoo.rewards.judge import LABELS, Judge
 from grpozoo.tasks.arithmetic import Arithmetic, scaffold
+from grpozoo.tasks.scaffold import scaffolded
 from grpozoo.testing import Context, advantages, assemble, check_plugin, compose
 from grpozoo.testing.example import TOKEN_FIELDS
-from grpozoo.warm_start import ASSETS
 
 NAN = float("nan")
 

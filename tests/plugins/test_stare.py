@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grpozoo import Output, UserError
+from grpozoo.compose.plugins import activate
+from grpozoo.compose.registry import installed
 from grpozoo.ops import denominators
-from grpozoo.plugins import activate, installed
 from grpozoo.testing import Context, assemble, check_plugin, compose, fixture, loss
 from grpozoo.testing.example import garble, leaf, select, whole_batch, widen, with_tables
 from grpozoo.update import Cycle, batch_of, objective

@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpozoo import Plugin, Prompt, Request, Rewards, UserError, hookimpl
-from grpozoo.answers import INSTRUCTION, ask, asked, split, vector_name
-from grpozoo.plugins import register
+from grpozoo.compose.plugins import register
+from grpozoo.rewards.answers import INSTRUCTION, ask, asked, split, vector_name
 from grpozoo.testing import Context, check_plugin, compose, loss
 
 PAPER = ("algo=vpo", "plugins.grpo.ddof=0", "plugins.grpo.eps=1e-6")

@@ -12,23 +12,26 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from grpozoo import models, state
-from grpozoo.checkpoint import Store, claim
-from grpozoo.data import PromptStream
+from grpozoo import models
+from grpozoo.compose.plugins import Active
+from grpozoo.compose.settings import Settings
+from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
 from grpozoo.evaluate import evaluate, group_shares, verdicts
 from grpozoo.metrics import dead_groups, weighted_means
 from grpozoo.ops import group_equal
-from grpozoo.plugins import Active
-from grpozoo.policy import Policy, Snapshot
+from grpozoo.packing import cut, pack, share, tokens_per_micro_batch
+from grpozoo.policy.policy import Policy
+from grpozoo.policy.snapshot import Snapshot
+from grpozoo.rewards.score import score
 from grpozoo.rng import stream
 from grpozoo.rollout import in_order
+from grpozoo.run import state
+from grpozoo.run.checkpoint import Store, claim
+from grpozoo.run.prompts import PromptStream
+from grpozoo.run.tracking import Tracker, peak_memory_mb
 from grpozoo.sampling import Greedy, Law
-from grpozoo.score import score
-from grpozoo.settings import Settings
-from grpozoo.tracking import Tracker, peak_memory_mb
 from grpozoo.types import Prompt, Request, Rewards, Rollouts, concatenate
-from grpozoo.update import Cycle, cut, pack, share, tokens_per_micro_batch
 
 
 class Run:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpozoo import search_path
+from grpozoo.compose import search_path
+from grpozoo.compose.plugins import Active, activate
+from grpozoo.compose.registry import installed
+from grpozoo.compose.settings import command_line
 from grpozoo.config import Config
 from grpozoo.errors import UserError
-from grpozoo.plugins import Active, activate, installed
-from grpozoo.settings import command_line
 
 GROUP = "algo"
 BESIDE = ("sampler", "params")  # groups whose choices are methods too, one at a time

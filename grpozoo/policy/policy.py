@@ -8,11 +8,10 @@ never exist. With `shared_prefix` the prompt of several completions goes forward
 are expanded to the siblings under autograd.
 
 Where the first blocks are frozen (`freeze`) their states are kept for the batch that is trained on (`remember`), and
-only the blocks above run. `Snapshot` is the policy with earlier values of what trains: a reference without a model.
+only the blocks above run.
 """
 
 import inspect
-from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
@@ -21,13 +20,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from grpozoo import models
-from grpozoo.errors import UserError
-from grpozoo.head import head_logprobs, logits_logprobs
-from grpozoo.prefix import Prefix, blocks_of, ending, keys, starting
+from grpozoo.models.text import decode, encode, stop_ids
+from grpozoo.packing import pack
+from grpozoo.policy.frozen import Prefix, blocks_of, ending, keys, starting
+from grpozoo.policy.head import head_logprobs, logits_logprobs
+from grpozoo.policy.kv import left_pad, select_rows
 from grpozoo.sampling import Law
 from grpozoo.types import Output, Prompt, Rollouts
-from grpozoo.update import pack
 
 SHAPED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # config entries of heads that are not linear
 
@@ -39,7 +38,7 @@ class Policy:
         """logits_chunk: completion tokens whose logits exist at the same time."""
         self.model, self.tokenizer, self.law = model.eval(), tokenizer, law
         self.chat_template, self.logits_chunk = chat_template, logits_chunk
-        self.stop_ids = models.stop_ids(model, tokenizer)
+        self.stop_ids = stop_ids(model, tokenizer)
         self.backbone = model.get_decoder()
         accepted = inspect.signature(self.backbone.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -56,11 +55,11 @@ class Policy:
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt, chat template applied."""
-        return tuple(models.encode(self.tokenizer, prompt, self.chat_template))
+        return tuple(encode(self.tokenizer, prompt, self.chat_template))
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, without special tokens."""
-        return models.decode(self.tokenizer, ids)
+        return decode(self.tokenizer, ids)
 
     def encode_completion(self, text: str) -> list[int]:
         """Token ids of a completion's text, without special tokens."""
@@ -316,83 +315,6 @@ class Policy:
                 more = self.hidden(completion, full, positions, cache)
             states = torch.cat([states, more], 1)  # [r, 1 + width, d]
         return states
-
-
-class Snapshot:
-    """The policy as it was when this was made: the trained parameters' values of then, put in place for each forward.
-
-    It shares everything else with the policy, the kept states of frozen blocks too.
-    """
-
-    def __init__(self, policy: Policy, parameters: Iterable[Tensor]):
-        """parameters: those that train, now or with other values later."""
-        chosen = {id(parameter) for parameter in parameters}
-        self.policy = policy
-        self.live = {name: value for name, value in policy.model.named_parameters() if id(value) in chosen}
-        self.kept = {name: value.detach().clone() for name, value in self.live.items()}
-
-    @property
-    def model(self) -> "Snapshot":
-        """Where to ask for `named_parameters()`."""
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.policy.device
-
-    def named_parameters(self):
-        """The values that differ from the policy's, in place."""
-        return self.kept.items()
-
-    def parameters(self):
-        """The same without names."""
-        return self.kept.values()
-
-    @contextmanager
-    def in_place(self):
-        """The policy has the snapshot's values while this lasts. Not inside a pass that takes gradients."""
-        mine = {name: value.data for name, value in self.live.items()}
-        for name, value in self.live.items():
-            value.data = self.kept[name]
-        try:
-            yield self.policy
-        finally:
-            for name, value in self.live.items():
-                value.data = mine[name]
-
-    @torch.no_grad()
-    def output(self, rollouts: Rollouts, entropy: bool = False, shared_prefix: bool = True) -> Output:
-        """As Policy.output, without gradient."""
-        with self.in_place() as policy:
-            return policy.output(rollouts, entropy, shared_prefix)
-
-    @torch.no_grad()
-    def mix(self, other: Policy, share: float) -> None:
-        """Move towards a policy with the same parameters: kept <- share * other + (1 - share) * kept."""
-        new = dict(other.model.named_parameters())
-        for name, value in self.kept.items():
-            value.lerp_(new[name].detach().to(value), share)
-
-
-def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """The rows [n] (repeats allowed) of a cache, in place and under autograd."""
-    for layer in cache.layers:
-        if not hasattr(layer, "batch_select_indices"):
-            raise UserError(
-                f"this model keeps a {type(layer).__name__}, which cannot be expanded to the completions of a prompt\n"
-                "use engine=hf update.shared_prefix=false"
-            )
-        layer.batch_select_indices(rows)
-
-
-def left_pad(prompts: list[tuple[int, ...]], device) -> tuple[Tensor, Tensor, Tensor]:
-    """Ragged ids -> ids [n, P] padded on the left, mask [n, P] bool, positions [n, P] counted from the first real id."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    start = torch.tensor([width - len(prompt) for prompt in prompts], device=device)[:, None]
-    positions = torch.arange(width, device=device) - start
-    return ids, positions >= 0, positions.clamp(min=0)
 
 
 def _scatter(flat: Tensor, mask: Tensor) -> Tensor:

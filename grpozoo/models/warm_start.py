@@ -24,8 +24,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpozoo.cache import made_once
 from grpozoo.errors import UserError
+from grpozoo.models.files import restore, save
+from grpozoo.models.text import decode, encode
+from grpozoo.models.tiny import POSITIONS, tiny_model, tiny_tokenizer
+from grpozoo.storage import made_once
 from grpozoo.types import Prompt
 
 if TYPE_CHECKING:
@@ -93,8 +96,6 @@ def train(
     start: a folder of this function's, to go on from its weights (with other data, say); null: random weights.
     """
     import torch
-
-    from grpozoo.models import restore, save, tiny_model, tiny_tokenizer
 
     recipe = recipe or Recipe()
     teacher, tokenizer, model = _teacher(task, recipe), tiny_tokenizer(), tiny_model(config, recipe.seed)
@@ -196,7 +197,6 @@ def _examples(task: Task, seed: int) -> Iterator[Prompt]:
 
 def _tokens(task: Task, tokenizer: Any, prompt: Prompt) -> tuple[list[int], list[int]]:
     """Ids of the prompt, and of its solution with the end token."""
-    from grpozoo.models import POSITIONS, encode
 
     solution = task.solution(prompt)
     if solution is None:
@@ -214,8 +214,6 @@ def _tokens(task: Task, tokenizer: Any, prompt: Prompt) -> tuple[list[int], list
 def accuracy(model: Any, tokenizer: Any, task: Task, prompts: list[Prompt], room: int, seed: int) -> dict[str, float]:
     """Share of right answers of at most `room` tokens to the prompts: `greedy`, and `sampled` once at temperature 1."""
     import torch
-
-    from grpozoo.models import decode, encode
 
     if not prompts:
         return {"greedy": 0.0, "sampled": 0.0}

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpozoo import models
+from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
-from grpozoo.tracking import write_json, write_text
+from grpozoo.models import files as models
+from grpozoo.storage import write_json, write_text
 from grpozoo.types import Prompt, Rewards, Rollouts
-from grpozoo.update import Cycle
 
 
 def write_manifest(run, finished: bool = False) -> None:

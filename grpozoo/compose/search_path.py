@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from grpozoo.errors import UserError
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]  # the package grpozoo
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())  # wheel, checkout
 
 

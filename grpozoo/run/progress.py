@@ -79,7 +79,7 @@ class Progress:
 
 
 def final_table(summary: Mapping[str, Any], run_dir: Path | str, model_dir: Path | str | None = None) -> str:
-    """The result of a run as aligned plain text; `summary` as grpozoo.tracking.summarize makes it."""
+    """The result of a run as aligned plain text; `summary` as grpozoo.run.tracking.summarize makes it."""
     heldout = summary.get("heldout", {})
     rows = [("held-out accuracy", _change(summary.get("heldout_accuracy", {}), "{:.1%}"))]
     shares = [name for name in heldout if name.startswith(("avg@", "pass@", "maj@"))]

@@ -57,21 +57,6 @@ def score(hooks: Any, plugins: Mapping[str, Plugin], rollouts: Rollouts, run: An
     return Rewards(components, weights, vectors)
 
 
-def weighted_total(components: Mapping[str, Tensor], weights: Mapping[str, float], rows: int = 0) -> Tensor:
-    """[R] float64: weighted sum of the components that answered; NaN where none did.
-
-    Weights act on raw values, before any normalisation. A component of weight 0 is only watched: its answer does not
-    make a row count. `rows`: the length of the result (all NaN) where there are no components.
-    """
-    rows = len(next(iter(components.values()))) if components else rows
-    total, answered = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.bool)
-    for name, values in components.items():
-        if weights[name]:
-            total = total + weights[name] * values.double().nan_to_num(nan=0.0)
-            answered = answered | ~values.isnan()
-    return total.where(answered, torch.nan)
-
-
 # Asking
 
 

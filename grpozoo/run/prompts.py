@@ -1,49 +1,13 @@
-"""From the section `task` of a configuration to a task, and the order in which its prompts are seen."""
+"""The order in which a run sees the prompts of its task."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from itertools import islice
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from grpozoo.errors import UserError
-from grpozoo.plugins import installed, load_class, owner, read_options
 from grpozoo.rng import stream
-from grpozoo.tasks import Task
 from grpozoo.types import Prompt
 
-TASKS = "grpozoo.tasks"  # entry-point group
 BUFFER = 1024  # prompts of a streaming set among which the next one is drawn
-
-
-def load_task(config: dict[str, Any] | DictConfig) -> Task:
-    """The task `config["kind"]` with the other keys as its options; every mistake in them is a UserError."""
-    options = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
-    kind = options.pop("kind", None)
-    if kind is None:
-        raise UserError(f"task.kind has no value: choose one of {', '.join(sorted(installed(TASKS)))}")
-    cls = load_class(str(kind), TASKS)
-    distribution = owner(str(kind), TASKS)
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise UserError(f"task {kind!r} (from {distribution}): {cls!r} is not a subclass of grpozoo.tasks.Task")
-    parsed = read_options(str(kind), cls.Config, options, "task", distribution)
-    try:
-        return cls(parsed)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"task.{kind}: {error}") from None
-
-
-def check_size(task: Task, prompts_per_step: int) -> None:
-    """Refuse a training set that is smaller than one step. A streaming set is read that far."""
-    train = task.train
-    count = len(train) if hasattr(train, "__len__") else sum(1 for _ in islice(iter(train), prompts_per_step))
-    if count < prompts_per_step:
-        raise UserError(
-            f"prompts_per_step={prompts_per_step}, but the training set has {count} prompt{'s' * (count != 1)}\n"
-            f"set prompts_per_step={max(count, 1)} or fewer, or give the task more data"
-            f"{' or a smaller task.heldout' if 'heldout' in {f.name for f in fields(task.Config)} else ''}"
-        )
 
 
 class PromptStream:

@@ -10,10 +10,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.compose.command import compose
+from grpozoo.compose.options import read_options
+from grpozoo.compose.plugins import Active, activate
+from grpozoo.compose.registry import installed
+from grpozoo.compose.task import check_size, load_task
 from grpozoo.config import Config, Schedule
-from grpozoo.data import check_size, load_task
 from grpozoo.errors import UserError, unknown
-from grpozoo.plugins import Active, activate, installed, read_options
 from grpozoo.tasks import Task
 
 FREE = ("resume", "run_dir", "logger", "checkpoint")  # may differ between the parts of a resumed run
@@ -61,8 +64,6 @@ def read(composed: DictConfig) -> Settings:
 @cache
 def command_line(*overrides: str) -> tuple[DictConfig, Config]:
     """What a command line composes and the core's keys of it. Asked for once and kept: copy before you change either."""
-    from grpozoo.cli.main import compose
-
     composed = compose(list(overrides))
     return composed, read_core(composed)
 

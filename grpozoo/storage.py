@@ -1,10 +1,12 @@
-"""Where converted and warm-started models are kept between runs: whole folders, made once, never half written."""
+"""Files and folders that are either whole or not there: written beside their place and moved into it."""
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from grpozoo.errors import UserError
 
@@ -50,3 +52,15 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """The whole file or the old one, never half of it."""
+    partial = Path(path).with_name(f".{Path(path).name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """`write_text` of a JSON value."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -2,22 +2,19 @@
 
 import hashlib
 import inspect
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pluggy
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from grpozoo import hooks
-from grpozoo.errors import UserError, nearest, unknown
+from grpozoo.compose.options import read_options
+from grpozoo.compose.registry import installed, load_class, owner_of
+from grpozoo.errors import UserError, unknown
 from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS, Plugin, hookimpl
-
-GROUP = "grpozoo"
+from grpozoo.ops import weighted_total
 
 
 class Defaults(Plugin):
@@ -29,84 +26,11 @@ class Defaults(Plugin):
 
     @hookimpl(trylast=True)
     def transform_rewards(self, rollouts, rewards):
-        from grpozoo.score import weighted_total
-
-        return replace(rewards, total=weighted_total(rewards.components, rewards.weights, len(rollouts)))
+        return replace(rewards, total=weighted_total(rewards.components, rewards.weights, rollouts.group_id))
 
     @hookimpl(trylast=True)
     def resample(self, rollouts, rewards):
         return rollouts, rewards
-
-
-def installed(group: str = GROUP) -> dict[str, EntryPoint]:
-    """Entry-point name -> entry point. Two distributions with one name are refused: which of them would run?"""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        other = found.setdefault(entry.name, entry)
-        if other is not entry and (other.value, _distribution(other)) != (entry.value, _distribution(entry)):
-            raise UserError(
-                f"{_owner(other)} and {_owner(entry)} both bring a {group} plugin named {entry.name!r}: uninstall one"
-            )
-    return found
-
-
-def load_class(name: str, group: str = GROUP, found: dict[str, EntryPoint] | None = None) -> type:
-    """The class behind an entry point; unknown names and broken modules are UserErrors. found: `installed(group)`."""
-    found = installed(group) if found is None else found
-    if name not in found:
-        raise unknown("plugin" if group == GROUP else "task", name, found)
-    entry = found[name]
-    try:
-        return entry.load()
-    except UserError:
-        raise
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"plugin {name!r} ({entry.value}, from {_owner(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}"
-        ) from None
-
-
-@cache
-def _structured(schema: type) -> DictConfig:
-    return OmegaConf.structured(schema)
-
-
-def read_options(name: str, schema: type, options: Any, where: str, owner: str | EntryPoint = "grpozoo") -> Any:
-    """Options merged into the dataclass `schema`: unknown keys, wrong types and missing values are UserErrors.
-
-    owner: the distribution that a message names, or the entry point of the plugin.
-    """
-    try:
-        merged = OmegaConf.merge(_structured(schema), options or {})
-        if missing := sorted(OmegaConf.missing_keys(merged)):
-            raise UserError(f"{where}.{missing[0]} has no value: set {where}.{missing[0]}=...")
-        return OmegaConf.to_object(merged)
-    except ConfigKeyError as error:
-        keys = list(schema.__dataclass_fields__)
-        key = str(getattr(error, "key", None) or error).split(".")[-1]
-        source = owner if isinstance(owner, str) else _owner(owner)
-        raise UserError(
-            f"{where}: {name!r} (from {source}) has no option {key!r}{nearest(key, keys)}\noptions: {', '.join(keys) or 'none'}"
-        ) from None
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None)
-        raise UserError(f"{where}{'.' + str(key) if key else ''}: {str(error).splitlines()[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def owner(name: str, group: str = GROUP) -> str:
-    """Name and version of the distribution that brings a plugin."""
-    return _owner(installed(group)[name])
-
-
-def _owner(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
-
-
-def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else ""
 
 
 def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) -> Plugin:
@@ -114,9 +38,9 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
     found = installed() if found is None else found
     cls = load_class(name, found=found)
     if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
-        raise UserError(f"plugin {name!r} (from {_owner(found[name])}): {cls!r} is not a subclass of grpozoo.Plugin")
+        raise UserError(f"plugin {name!r} (from {owner_of(found[name])}): {cls!r} is not a subclass of grpozoo.Plugin")
     if cls.hook_version != HOOK_VERSION:
-        owner = _owner(found[name])
+        owner = owner_of(found[name])
         raise UserError(
             f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
             f"install the release of {owner.split()[0]} for it"
@@ -170,7 +94,7 @@ class Active:
             source = inspect.getsource(inspect.getmodule(type(plugin))).encode()
             rows[name] = {
                 "class": entries[name].value,
-                "distribution": _owner(entries[name]),
+                "distribution": owner_of(entries[name]),
                 "sha256": hashlib.sha256(source).hexdigest(),
                 "needs": sorted(plugin.needs),
             }

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from grpozoo.errors import UserError, unknown
 from grpozoo.metrics import WINDOW, diagnose
-from grpozoo.progress import Progress, final_table
+from grpozoo.run.progress import Progress, final_table
+from grpozoo.storage import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,18 +211,6 @@ def summarize(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tokens_per_second": tokens / generating if generating else None,  # while generating
         "peak_memory_mb": max(_values(lines, "memory/peak_mb"), default=None),  # 1e6 bytes
     }
-
-
-def write_text(path: Path | str, text: str) -> None:
-    """The whole file or the old one, never half of it."""
-    partial = Path(path).with_name(f".{Path(path).name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def write_json(path: Path | str, value: Any) -> None:
-    """`write_text` of a JSON value."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def peak_memory_mb() -> float | None:

@@ -1,0 +1,1 @@
+"""Asking reward plugins, and what several of them share."""
