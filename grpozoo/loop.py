@@ -1,12 +1,12 @@
 """The algorithm. It calls hooks and folds their answers; whatever a method changes, it changes through a hook."""
 
-import time
 from dataclasses import replace
 
 import torch
 
 from grpozoo.cycle import Cycle, minibatches
 from grpozoo.errors import UserError
+from grpozoo.metrics import absorb, means
 from grpozoo.types import Request, Rewards, Rollouts
 from grpozoo.update import optimizer_step
 
@@ -34,7 +34,7 @@ def train(run) -> None:
 def collect(run) -> Cycle:
     """Prompts, completions, rewards, advantages: everything a step knows before its first update."""
     config, hooks = run.config, run.hooks
-    run.began = time.perf_counter()
+    run.clock.start()
     prompts = run.prompts(config.prompts_per_step)
     samples = tuple(range(config.group_size))
     rollouts = run.generate([Request(prompt, group, samples) for group, prompt in enumerate(prompts)])
@@ -46,9 +46,8 @@ def collect(run) -> Cycle:
     advantages = per_token(hooks.advantage(rollouts=rollouts, rewards=rewards, run=run), rollouts, rewards)
     hooks.before_update(rollouts=rollouts, rewards=rewards, advantages=advantages, run=run)
     plan = minibatches(len(rollouts), config.update.mini_batches, config.update.epochs, config.seed, run.step)
-    cycle = Cycle(rollouts, rewards, advantages, plan, metrics=run.observe(rollouts, rewards))
-    cycle.absorb(run.plugins)
-    return cycle
+    metrics = absorb(run.observe(rollouts, rewards), run.plugins)
+    return Cycle(rollouts, rewards, advantages, plan, metrics=metrics)
 
 
 def add_token_rewards(answers: list[torch.Tensor], rollouts: Rollouts, rewards: Rewards) -> Rewards:
@@ -87,9 +86,9 @@ def finish(run) -> None:
     config, cycle = run.config, run.cycle
     run.step += 1
     run.cycle = None
-    metrics = run.step_metrics(cycle)
+    metrics = run.clock.step(cycle)
     run.hooks.after_step(step=run.step, metrics=metrics, run=run)
-    metrics |= run.plugin_metrics()
+    metrics |= means(absorb({}, run.plugins))
     last = run.step == config.steps
     if last or (config.eval.every and run.step % config.eval.every == 0):
         metrics |= run.evaluate()

@@ -8,8 +8,9 @@ A plugin's metrics are called PLUGIN/what and described in `Plugin.metrics`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite, nan
 from typing import Any
 
 METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range)"
@@ -60,6 +61,8 @@ METRICS: dict[str, str] = {  # name or pattern -> "unit: meaning (expected range
     "step": "count: batches of rollouts trained on so far",
     "seconds": "seconds: since the start of the run, interruptions left out",
 }
+Sums = dict[str, list[float]]  # name -> [sum of value * weight, sum of weights]
+Logged = tuple[str, float, float]  # name, value, weight
 WINDOW = 10  # steps in a row before a warning
 
 
@@ -73,17 +76,48 @@ def describe(name: str, plugins: Mapping[str, Any] | None = None) -> str | None:
     return next((text for pattern, text in METRICS.items() if _expression(pattern).fullmatch(name)), None)
 
 
-def weighted_means(logged: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """(name, value, weight) from any micro-batches and processes -> name -> sum(weight value) / sum(weight).
+def add(sums: Sums, name: str, value: float, weight: float = 1.0) -> None:
+    """Add to the weighted mean `name`. What has no weight has no influence, whatever its value."""
+    total = sums.setdefault(name, [0.0, 0.0])
+    if weight:
+        total[0] += value * weight
+        total[1] += weight
 
-    3 of 4 and 3 of 12 tokens are 6 of 16 = 0.375, not the mean of the two shares. Without weight a name is absent.
+
+def means(sums: Sums) -> dict[str, float]:
+    """sum(weight value) / sum(weight); NaN without weight.
+
+    3 of 4 and 3 of 12 tokens are 6 of 16 = 0.375, not the mean of the two shares.
     """
-    sums: dict[str, tuple[float, float]] = {}
-    for name, value, weight in logged:
-        if weight:
-            total, count = sums.get(name, (0.0, 0.0))
-            sums[name] = total + value * weight, count + weight
-    return {name: total / count for name, (total, count) in sums.items()}
+    return {name: total / weight if weight else nan for name, (total, weight) in sums.items()}
+
+
+def taken(plugins: Mapping[str, Any]) -> list[Logged]:
+    """What plugins have logged since they were last asked, in the order of application."""
+    parts = [part for plugin in plugins.values() for part in plugin.logged]
+    for plugin in plugins.values():
+        plugin.logged = []
+    return parts
+
+
+def absorb(sums: Sums, plugins: Mapping[str, Any]) -> Sums:
+    """Add what plugins have logged of the whole step, which every process knows."""
+    for part in taken(plugins):
+        add(sums, *part)
+    return sums
+
+
+@contextmanager
+def aside(plugins: Mapping[str, Any]) -> Iterator[None]:
+    """What plugins log meanwhile does not mix with what they logged of training."""
+    kept = {plugin: plugin.logged for plugin in plugins.values()}
+    try:
+        for plugin in kept:
+            plugin.logged = []
+        yield
+    finally:
+        for plugin, logged in kept.items():
+            plugin.logged = logged
 
 
 def dead_groups(accuracy: float, group_size: int) -> float:

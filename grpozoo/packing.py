@@ -72,6 +72,14 @@ def share(rollouts: Rollouts, rows: list[int], rank: int, world: int) -> list[in
     return sorted(mine)
 
 
+def portions(
+    rollouts: Rollouts, rows: list[int], budget: int, shared_prefix: bool
+) -> Iterator[tuple[list[int], Rollouts]]:
+    """The rows in micro-batches, as `pack` divides them: (rows, Rollouts cut to their longest completion)."""
+    for micro in pack(rollouts, rows, budget, shared_prefix):
+        yield micro, cut(rollouts.select(micro))
+
+
 def cut(rollouts: Rollouts, device: torch.device | None = None) -> Rollouts:
     """The same rows at the width of the longest completion (one column at least), on the device."""
     width = max(int(rollouts.lengths.max()), 1)

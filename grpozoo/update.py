@@ -17,14 +17,18 @@ from torch import Tensor
 from grpozoo.config import Optim, Schedule
 from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
+from grpozoo.metrics import absorb, add, taken
 from grpozoo.ops import AGGREGATIONS, aggregate, denominators
-from grpozoo.packing import cut, pack
-from grpozoo.types import Batch, Output
+from grpozoo.packing import cut
+from grpozoo.types import Batch, Output, Rollouts
 
 
-def batch_of(cycle: Cycle, rows: list[int], device: torch.device) -> Batch:
-    """The rows of a micro-batch, cut to their longest completion, on the device. old_logprobs may still be missing."""
-    rollouts = cut(cycle.rollouts.select(rows), device)
+def batch_of(cycle: Cycle, rows: list[int], device: torch.device, part: Rollouts | None = None) -> Batch:
+    """The rows of a micro-batch, cut to their longest completion, on the device. old_logprobs may still be missing.
+
+    part: the rows' rollouts, where they are at hand.
+    """
+    rollouts = cut(cycle.rollouts.select(rows) if part is None else part, device)
     width = rollouts.completion_mask.shape[1]
     return Batch(
         advantages=cycle.advantages[rows, :width].to(device),
@@ -111,14 +115,14 @@ def optimizer_step(run, cycle: Cycle) -> None:
     mask = cycle.rollouts.completion_mask[rows]
     how = known_aggregation("aggregation", run.hooks.aggregation())
     if not bool(mask.any()):
-        cycle.add("update/skipped_steps", 1.0)
+        add(cycle.metrics, "update/skipped_steps", 1.0)
         return
-    cycle.add("update/skipped_steps", 0.0)
+    add(cycle.metrics, "update/skipped_steps", 0.0)
     denominator = denominators(mask, run.config.max_completion_length)
     cycle.tables = _tables(run, cycle, rows)
-    cycle.absorb(run.plugins)
+    absorb(cycle.metrics, run.plugins)
     live = _live(cycle, rows, "all_rows" in run.needs)
-    cycle.add("update/skipped_rows", 1 - len(live) / len(rows))
+    add(cycle.metrics, "update/skipped_rows", 1 - len(live) / len(rows))
     for parameter in run.trained:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
     _backward(run, cycle, live, how, denominator)
@@ -134,8 +138,8 @@ def optimizer_step(run, cycle: Cycle) -> None:
         group["lr"] = rate * group["lr_scale"]
     run.optimizer.step()
     run.updates += 1
-    cycle.add("update/grad_norm", norm)
-    cycle.add("update/lr", rate)
+    add(cycle.metrics, "update/grad_norm", norm)
+    add(cycle.metrics, "update/lr", rate)
 
 
 def _tables(run, cycle: Cycle, rows: list[int]) -> dict[str, Tensor]:
@@ -163,32 +167,31 @@ def _live(cycle: Cycle, rows: list[int], all_rows: bool) -> list[int]:
 
 
 def _backward(run, cycle: Cycle, live: list[int], how: str, denominator: Mapping[str, float]) -> None:
-    shared = run.config.update.shared_prefix and not run.config.update.gradient_checkpointing
-    mine = run.share(cycle.rollouts, live)
-    parts = []  # (name, value, weight), this process
-    with run.policy.training(run.config.update.gradient_checkpointing):
-        for micro in pack(cycle.rollouts, mine, run.token_budget, shared):
-            batch = batch_of(cycle, micro, run.policy.device)
+    """Gradients of this process's share of the rows; what was measured on the way, of all processes."""
+    checkpointing = run.config.update.gradient_checkpointing
+    shared = run.config.update.shared_prefix and not checkpointing
+    parts = []  # of each micro-batch: loss, largest gap, what plugins logged
+    with run.policy.training(checkpointing):
+        for micro, part in run.mine(cycle.rollouts, live):
+            batch = batch_of(cycle, micro, run.policy.device, part)
             out = run.policy.output(batch.rollouts, "entropy" in run.needs, shared)
             if batch.old_logprobs is None:  # the only update of this batch: the old policy is the current one
                 batch = replace(batch, old_logprobs=out.logprobs.detach())
             loss = objective(run.hooks, batch, out, how, denominator, "all_rows" in run.needs)
             loss.backward()
-            own = torch.tensor([name in run.policies for name in batch.rollouts.policy], device=batch.mask.device)
-            gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~(batch.mask & own[:, None]), 0)
-            parts.append(("update/loss", float(loss.detach()), None))
-            parts.append(("update/max_logprob_gap", float(gap.max()), None))
-            for plugin in run.plugins.values():
-                parts += plugin.logged
-                plugin.logged.clear()
+            parts.append((float(loss.detach()), _gap(batch, run.policies), taken(run.plugins)))
     parts = run.gather(parts)
-    losses = [value for name, value, _ in parts if name == "update/loss"]
-    gaps = [value for name, value, _ in parts if name == "update/max_logprob_gap"]
-    cycle.add("update/loss", sum(losses))
-    cycle.add("update/max_logprob_gap", max(gaps, default=0.0))
-    for name, value, weight in parts:
-        if weight is not None:
-            cycle.add(name, value, weight)
+    add(cycle.metrics, "update/loss", sum(loss for loss, _, _ in parts))
+    add(cycle.metrics, "update/max_logprob_gap", max((gap for _, gap, _ in parts), default=0.0))
+    for name, value, weight in (line for _, _, logged in parts for line in logged):
+        add(cycle.metrics, name, value, weight)
+
+
+def _gap(batch: Batch, policies: Mapping[str, object]) -> float:
+    """Largest difference between sampler and trainer before the update, nats, of the tokens that a policy of the run sampled."""
+    own = torch.tensor([name in policies for name in batch.rollouts.policy], device=batch.mask.device)
+    gap = (batch.old_logprobs - batch.sampler_logprobs).abs().masked_fill(~(batch.mask & own[:, None]), 0)
+    return float(gap.max())
 
 
 def _clip(parameters: list[Tensor], max_norm: float) -> float:

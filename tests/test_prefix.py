@@ -7,7 +7,7 @@ import torch
 from conftest import Numbers, gpt2, qwen
 from grpozoo_plugins.iid import Independent
 
-from grpozoo.policy.policy import Policy, Snapshot
+from grpozoo.policy import Policy, Snapshot
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
 

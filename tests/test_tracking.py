@@ -1,6 +1,7 @@
 """The record of a run: exact files after a resume, warnings, the line on the screen, and what explains it."""
 
 import json
+import math
 import subprocess
 import sys
 from io import StringIO
@@ -14,7 +15,7 @@ from accelerate.utils import LoggerType, ProjectConfiguration
 from grpozoo import Plugin, Prompt, Rewards, Rollouts, UserError
 from grpozoo.cli import explain
 from grpozoo.config import Config, Logger
-from grpozoo.metrics import METRICS, WINDOW, dead_groups, describe, diagnose, weighted_means
+from grpozoo.metrics import METRICS, WINDOW, add, dead_groups, describe, diagnose, means
 from grpozoo.run.progress import Progress, final_table
 from grpozoo.run.tracking import TRACKERS, Tracker, check_trackers, read_lines, settings, summarize
 
@@ -285,8 +286,16 @@ def test_evaluations_between_the_steps_do_not_hide_a_failure_and_each_warning_is
 
 def test_parts_of_a_metric_are_weighted_by_their_counts():
     """3 of 4 and 3 of 12 tokens clipped: 6 of 16, and not (0.75 + 0.25) / 2."""
-    logged = [("grpo/clipped", 3 / 4, 4), ("grpo/clipped", 3 / 12, 12), ("grpo/none", 1.0, 0)]
-    assert weighted_means(logged) == {"grpo/clipped": 0.375}
+    sums = {}
+    for part in [("grpo/clipped", 3 / 4, 4), ("grpo/clipped", 3 / 12, 12), ("grpo/clipped", math.nan, 0)]:
+        add(sums, *part)
+    assert means(sums) == {"grpo/clipped": 0.375}
+
+
+def test_a_metric_without_weight_is_no_number():
+    sums = {}
+    add(sums, "grpo/none", 1.0, 0)
+    assert math.isnan(means(sums)["grpo/none"])
 
 
 @pytest.mark.parametrize(("size", "share"), [(2, 0.70), (4, 0.45), (8, 0.20), (16, 0.04)])

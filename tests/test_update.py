@@ -115,15 +115,15 @@ def test_a_step_without_a_token_is_no_step(tmp_path, monkeypatch):
     """Peers A11: finite, nothing moves, and the metric says so."""
     from dataclasses import replace
 
-    from grpozoo.run.run import Run
+    from grpozoo.run.passes import Passes
 
-    real = Run.measure
+    real = Passes.measure
 
-    def hide(run, rollouts):
-        return real(run, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask)))
+    def hide(self, rollouts):
+        return real(self, replace(rollouts, completion_mask=torch.zeros_like(rollouts.completion_mask)))
 
     train(tmp_path / "still", "steps=1", "lr=0")
-    monkeypatch.setattr(Run, "measure", hide)
+    monkeypatch.setattr(Passes, "measure", hide)
     train(tmp_path / "masked", "steps=2", "optim.weight_decay=0.1")
     assert difference(tmp_path / "masked", tmp_path / "still") == 0
     assert metrics(tmp_path / "masked")[1]["update/skipped_steps"] == 1.0

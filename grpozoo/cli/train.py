@@ -1,6 +1,7 @@
 """The training job: settings, run folder, processes, and the loop inside them."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -82,17 +83,19 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
     import torch
 
     from grpozoo.loop import train as loop
+    from grpozoo.run.checkpoint import claim
     from grpozoo.run.run import Run
 
     accelerator = processes(log_with=settings.config.logger.trackers or None, project_dir=str(run_dir))
-    run = Run(settings, accelerator, run_dir, checkpoint)
-    with run.interruptible():
-        loop(run)
-    stopped = run.step < settings.config.steps
-    if stopped:
-        run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo resume={run_dir}")
-    run.tracker.close()
+    with claim(run_dir) if accelerator.is_main_process else nullcontext():
+        run = Run(settings, accelerator, run_dir, checkpoint)
+        with run.interruption.heard():
+            loop(run)
+        stopped = run.step < settings.config.steps
+        if stopped:
+            run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo resume={run_dir}")
+        run.tracker.close()
     if torch.distributed.is_initialized():
         torch.distributed.barrier()  # a launcher stops all processes when one fails: none leaves before all have saved
         torch.distributed.destroy_process_group()
-    return 128 + (run.signals or [0])[0] if stopped else 0
+    return 128 + (run.interruption.signals or [0])[0] if stopped else 0

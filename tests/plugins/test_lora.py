@@ -14,7 +14,7 @@ from test_runs import SMALL, difference, one_thread, train  # noqa: F401
 
 from grpozoo import UserError
 from grpozoo.compose.plugins import create
-from grpozoo.policy.policy import Policy, Snapshot
+from grpozoo.policy import Policy, Snapshot
 from grpozoo.rollout import decode
 from grpozoo.sampling import Law
 from grpozoo.testing import check_plugin
