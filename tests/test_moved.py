@@ -12,10 +12,10 @@ from grpozoo.moved import MOVED
 from grpozoo.testing import check_plugin
 
 # Every module of that release that had a name of its own below grpozoo.
-RELEASED = (
-    "answers cache checkpoint config data errors evaluate head hooks judge loop metrics models ops plugins policy prefix "
-    "progress rng rollout run sampling scaffold score search_path settings stacking state tracking types update warm_start"
-).split()
+RELEASED = """
+    answers cache checkpoint config data errors evaluate head hooks judge loop metrics models ops plugins policy prefix
+    progress rng rollout run sampling scaffold score search_path settings stacking state tracking types update warm_start
+"""
 # Names that plugins took from modules whose old name is a folder now, or whose content was divided.
 NAMES = {
     "answers": "SetReward asked scalar vector_name worth",
@@ -111,7 +111,7 @@ def test_an_old_name_is_the_module_itself(old, new):
     assert module.__name__ == module.__spec__.name == f"grpozoo.{new}"  # what a pickle or a traceback says
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", RELEASED.split())
 def test_every_module_of_the_release_imports_with_the_names_that_others_took_from_it(name):
     module = importlib.import_module(f"grpozoo.{name}")
     assert [taken for taken in NAMES.get(name, "").split() if not hasattr(module, taken)] == []
