@@ -9,6 +9,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers side by side with two threads each slow each other tenfold
 
 import pytest
+import remembered  # noqa: F401  before grpozoo takes the functions
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 

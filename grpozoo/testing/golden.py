@@ -37,7 +37,18 @@ def loss(
     plugins' own on the step's rewards. const_len: C of the aggregation const_len, tokens.
     """
     config, active = compose(*overrides)
-    run, step = Context(config, active), step or fixture()
+    return loss_of(config, active, step or fixture(), advantages, const_len)
+
+
+def loss_of(
+    config: Config,
+    active: Active,
+    step: Fixture,
+    advantages: Sequence[float] | Tensor | None = None,
+    const_len: int = CONST_LEN,
+) -> tuple[float, Tensor]:
+    """`loss` of plugins that are active already; they keep the state that the step leaves in them."""
+    run = Context(config, active)
     run.hooks.setup(run=run)
     if advantages is None:
         step, given = _advantages(active, run, step)
