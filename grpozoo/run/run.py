@@ -23,6 +23,7 @@ from grpozoo.ops import group_equal
 from grpozoo.packing import cut, pack, share, tokens_per_micro_batch
 from grpozoo.policy.policy import Policy
 from grpozoo.policy.snapshot import Snapshot
+from grpozoo.rewards.asking import collective
 from grpozoo.rewards.score import score
 from grpozoo.rng import stream
 from grpozoo.rollout import in_order
@@ -128,10 +129,12 @@ class Run:
 
     # --- what hooks and the loop ask for -------------------------------------------------------------------------
 
+    @collective
     def prompts(self, count: int) -> list[Prompt]:
         """The next prompts of the training data, as the plugins prepare them."""
         return self.hooks.prepare_prompts(prompts=self.data.take(count), run=self)
 
+    @collective
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions for the requests, in their order; the work is divided over the processes.
 
@@ -144,8 +147,9 @@ class Run:
         law = self.policy.law if temperature is None else Law(temperature)
         sampler = Greedy() if law.temperature == 0 else self.hooks.token_sampler(run=self)
         mine = requests[self.rank :: self.world]
+        names = sorted({request.policy for request in requests}) or ["policy"]
         parts = []
-        for name in sorted({request.policy for request in mine}):
+        for name in names:  # in every process, also for no requests: servers and sharded models need all of them
             if name not in self.policies:
                 raise UserError(f"a request names the policy {name!r}, this run has {', '.join(self.policies)}")
             asked = [request for request in mine if request.policy == name]
@@ -188,6 +192,7 @@ class Run:
         """[R] float64, 1 right, 0 wrong, NaN unknown: what evaluation calls right, whatever shapes the rewards."""
         return torch.tensor(verdicts(self, rollouts, rewards), dtype=torch.float64)
 
+    @collective
     def score(self, rollouts: Rollouts) -> Rewards:
         """Rewards of the rollouts, shaped. The main process asks the reward plugins; an error reaches every process."""
         with self.timer("time/reward_s"):
@@ -195,17 +200,19 @@ class Run:
 
     def _score(self, rollouts: Rollouts) -> Rewards:
         answer: list = [None, None]
+        cause: UserError | None = None  # with the traceback, which the other processes cannot have
         if self.accelerator.is_main_process:
             try:
                 answer[0] = score(self.hooks, self.plugins, rollouts, self, timeout=self.config.reward_timeout)
             except UserError as error:
-                answer[1] = str(error)
+                answer[1], cause = str(error), error
         if self.world > 1:
             broadcast_object_list(answer)
         if answer[1] is not None:
-            raise UserError(answer[1])
+            raise cause or UserError(answer[1])
         return self.hooks.transform_rewards(rollouts=rollouts, rewards=answer[0], run=self)
 
+    @collective
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
         wanted = self._measured()
@@ -217,6 +224,7 @@ class Run:
             rollouts = replace(rollouts, ref_logprobs=self._output(self.reference, rollouts, False)[0])
         return rollouts
 
+    @collective
     def current(self, rollouts: Rollouts, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and (if needed) entropies [R, T] of the policy as it is now; only the given rows are filled."""
         return self._output(self.policy, rollouts, "entropy" in self.needs, rows)
@@ -244,10 +252,12 @@ class Run:
 
     # --- processes -----------------------------------------------------------------------------------------------
 
+    @collective
     def gather(self, parts: list) -> list:
         """Concatenate lists over the processes, in the order of their ranks."""
         return gather_object(parts) if self.world > 1 else parts
 
+    @collective
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Add a CPU tensor up over the processes."""
         if self.world == 1:
@@ -272,6 +282,7 @@ class Run:
         for micro in pack(rollouts, self.share(rollouts, live), self.token_budget, self.config.update.shared_prefix):
             yield micro, cut(rollouts.select(micro))
 
+    @collective
     def sum_gradients(self, parameters: list[torch.Tensor]) -> None:
         """Add up the gradients of all processes; their losses already share one denominator."""
         if self.world == 1:
@@ -355,6 +366,7 @@ class Run:
             plugin.logged.clear()
         return weighted_means(parts)
 
+    @collective
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics. What plugins log meanwhile does not mix with what they logged of training."""
         kept = {plugin: plugin.logged for plugin in self.plugins.values()}
