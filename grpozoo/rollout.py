@@ -61,6 +61,11 @@ class Record:
         )
 
 
+def no_rollouts(policy: Policy) -> Rollouts:
+    """What an engine answers to an empty list of requests: no rows."""
+    return Record([], 1, policy).rollouts([], {})
+
+
 def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> list[tuple[int, ...]]:
     """Token ids of each request's prompt; a prompt that is empty or too long is a UserError."""
     encoded = [policy.encode(request.prompt) for request in requests]
@@ -89,6 +94,8 @@ def decode(
     rows_at_once: int = 512,
 ) -> Rollouts:
     """Sample all requests; rows of the result in the order of the requests and their sample_ids."""
+    if not requests:
+        return no_rollouts(policy)
     prompt_ids = encode(requests, policy, max_prompt_length)
     sampler.start(requests, seed, step, max_tokens)
     record = Record(requests, max_tokens, policy)

@@ -18,7 +18,7 @@ from grpozoo.config import Optim, Schedule
 from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
 from grpozoo.metrics import absorb, add, taken
-from grpozoo.ops import AGGREGATIONS, aggregate, denominators
+from grpozoo.ops import aggregate, denominators
 from grpozoo.packing import cut
 from grpozoo.types import Batch, Output, Rollouts
 
@@ -52,10 +52,10 @@ def minibatch_tables(hooks, batch: Batch, out: Output, run, size: int) -> dict[s
     for answer in hooks.minibatch(batch=batch, out=out, run=run):
         for name, values in answer.items():
             if name in tables:
-                raise UserError(f"minibatch(): two plugins answer the table {name!r}: put the plugin's name in front")
-            if values.shape != batch.mask.shape:
+                plugins = ", ".join(sorted(impl.plugin_name for impl in hooks.minibatch.get_hookimpls()))
                 raise UserError(
-                    f"minibatch(): the table {name!r} is {tuple(values.shape)}, one number per token is {tuple(batch.mask.shape)}"
+                    f"minibatch(): the table {name!r} is given twice; plugins that answer this hook: {plugins}\n"
+                    "put the plugin's name in front of its tables: NAME/table"
                 )
             table = values.new_zeros(size, batch.mask.shape[1])
             table[batch.rows] = values
@@ -65,9 +65,9 @@ def minibatch_tables(hooks, batch: Batch, out: Output, run, size: int) -> dict[s
 
 def objective(hooks, batch: Batch, out: Output, how: str, denominator: Mapping[str, float], all_rows: bool) -> Tensor:
     """The micro-batch's share of the loss, a scalar with gradient. denominator: of each aggregation (ops.denominators)."""
-    losses = _checked("policy_loss", hooks.policy_loss(batch=batch, out=out), batch)
+    losses = hooks.policy_loss(batch=batch, out=out)
     for weight in hooks.token_weights(batch=batch, out=out):
-        losses = losses * _checked("token_weights", weight, batch)
+        losses = losses * weight
     loss = aggregate(losses, batch.mask, how, denominator[how])
     for answer in hooks.regularizer(batch=batch, out=out):
         if not all_rows:
@@ -76,26 +76,8 @@ def objective(hooks, batch: Batch, out: Output, how: str, denominator: Mapping[s
                 f'a regularizer acts on rows of zero advantage too: its plugin ({names}) must need "all_rows"'
             )
         term, rule = answer if isinstance(answer, tuple) else (answer, how)
-        term = _checked("regularizer", term, batch)
-        loss = loss + aggregate(term, batch.mask, known_aggregation("regularizer", rule), denominator[rule])
+        loss = loss + aggregate(term, batch.mask, rule, denominator[rule])
     return loss
-
-
-def known_aggregation(hook: str, how: str) -> str:
-    if how not in AGGREGATIONS:
-        raise UserError(f"{hook}() answered the aggregation {how!r}, known are {', '.join(AGGREGATIONS)}")
-    return how
-
-
-def _checked(hook: str, values: Tensor | None, batch: Batch) -> Tensor:
-    """One number per token [r, T] or per sequence [r, 1]; anything else would broadcast into nonsense."""
-    rows, width = batch.mask.shape
-    if values is None or tuple(values.shape) not in ((rows, width), (rows, 1)):
-        found = None if values is None else tuple(values.shape)
-        raise UserError(
-            f"{hook}() must return one number per token ({rows}, {width}) or per sequence ({rows}, 1), got {found}"
-        )
-    return values
 
 
 def learning_rate(update: int, total: int, base: float, optim: Optim) -> float:
@@ -113,7 +95,7 @@ def optimizer_step(run, cycle: Cycle) -> None:
     rows = cycle.minibatches[cycle.done]
     cycle.done += 1
     mask = cycle.rollouts.completion_mask[rows]
-    how = known_aggregation("aggregation", run.hooks.aggregation())
+    how = run.hooks.aggregation()
     if not bool(mask.any()):
         add(cycle.metrics, "update/skipped_steps", 1.0)
         return

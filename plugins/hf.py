@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpozoo import Plugin, hookimpl
 from grpozoo.policy.policy import left_pad
-from grpozoo.rollout import Record, encode
+from grpozoo.rollout import Record, encode, no_rollouts
 from grpozoo.sampling import Choice
 
 
@@ -38,6 +38,8 @@ class Hf(Plugin):
 
     @hookimpl
     def generate(self, requests, sampler, law, policy, run):
+        if not requests:
+            return no_rollouts(policy)
         max_tokens = run.config.max_completion_length
         prompt_ids = encode(requests, policy, run.config.max_prompt_length)
         sampler.start(requests, run.config.seed, run.step, max_tokens)

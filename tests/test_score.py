@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -18,6 +19,11 @@ from reward_rows import rewards_of, rows
 from grpozoo import Plugin, UserError, group_mean, hookimpl, hooks
 from grpozoo.ops import weighted_total
 from grpozoo.rewards.score import score
+from grpozoo.run.ask import Ask
+from grpozoo.run.passes import Passes
+from grpozoo.run.processes import Processes
+from grpozoo.run.run import Run
+from grpozoo.testing import Context, compose
 
 NAN = float("nan")
 
@@ -110,6 +116,61 @@ def test_an_exception_names_plugin_error_and_place_and_is_never_a_zero(answer):
         UserError, match=r"plugins\.mine: reward\(\) raised KeyError\('nothing'\)\nat .*test_score\.py:\d+"
     ):
         rewards_of({"mine": Returns(answer)}, rows(["a"]))
+
+
+def test_the_cause_of_a_failure_stays_attached():
+    with pytest.raises(UserError) as error:
+        rewards_of({"mine": Returns(fail)}, rows(["a"]))
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("name", ["generate", "score", "measure", "gather", "sum", "prompts", "sum_gradients"])
+@pytest.mark.parametrize("later", [False, True])
+def test_what_waits_for_other_processes_is_refused_in_a_reward_on_one_process_too(name, later):
+    """Asked in the main process alone it would wait for ever. A run kept from setup() is refused like the argument."""
+    run = Context(*compose())
+
+    def answer():
+        with ThreadPoolExecutor(1) as pool:  # whoever calls it, a worker of the plugin's own too
+            return pool.submit(getattr(run, name), []).result()
+
+    async def answer_later():
+        return answer()
+
+    message = (
+        rf"plugins\.mine: run\.{name}\(\) was called inside reward\(\)(.|\n)*transform_rewards\(\) or resample\(\)"
+    )
+    with pytest.raises(UserError, match=message):
+        rewards_of({"mine": Returns(answer_later if later else answer)}, rows(["a"]), run)
+    assert run.gather([1]) == [1]  # afterwards it is allowed again
+
+
+def test_the_run_itself_marks_what_every_process_must_call():
+    parts = (Run, Ask, Passes, Processes)
+    marked = {name for part in parts for name, method in vars(part).items() if getattr(method, "collective", False)}
+    assert {
+        "generate",
+        "score",
+        "measure",
+        "gather",
+        "sum",
+        "prompts",
+        "sum_gradients",
+        "evaluate",
+        "current",
+    } <= marked
+
+
+def test_coroutines_that_change_their_input_are_told():
+    rollouts = rows(["a", "b"])
+
+    async def answer():
+        await asyncio.sleep(0)
+        rollouts.completion_ids.add_(1)
+        return {"x": [1.0, 0.0]}
+
+    with pytest.raises(UserError, match=r"plugins\.mine: reward\(\) changed rollouts\.completion_ids in place"):
+        rewards_of({"mine": Returns(answer)}, rollouts)
 
 
 def test_a_users_error_passes_unchanged():

@@ -299,11 +299,9 @@ def faults(*overrides, **options):
     try:
         check_plugin("strange", *(overrides or ["+plugins.strange={}"]), **options)
     except ConformanceError as error:
-        lines = str(error).splitlines()
-        assert all("'strange'" in line for line in lines if not line.startswith(" ")) and len(lines) == 2 * str(
-            error
-        ).count("because")
-        return {line.split("fails '")[1].split("'")[0] for line in lines if "fails '" in line}
+        heads = [line for line in str(error).splitlines() if not line.startswith(" ")]
+        assert all("plugin 'strange' fails '" in line for line in heads) and len(heads) == str(error).count("because")
+        return {line.split("fails '")[1].split("'")[0] for line in heads}
     return set()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pluggy
 
 from grpozoo import hooks
+from grpozoo.compose.calls import blamed, guard, ignore, nobody_answered
 from grpozoo.compose.options import read_options
 from grpozoo.compose.registry import installed, load_class, owner_of
 from grpozoo.errors import UserError, unknown
@@ -47,7 +48,8 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
         )
     config = read_options(name, cls.Config, options, f"plugins.{name}", found[name])
     try:
-        plugin = cls(config)
+        with blamed(name, f"{cls.__name__}()", apart=(ValueError, TypeError)):
+            plugin = cls(config)
     except (ValueError, TypeError) as error:
         raise UserError(f"plugins.{name}: {error}") from None
     plugin.name = name
@@ -137,8 +139,10 @@ def register(plugins: dict[str, Plugin]) -> Active:
         try:
             manager.register(plugin, name)
             manager.check_pending()
+            guard(manager, plugin)
         except pluggy.PluginValidationError as error:
             raise UserError(f"plugin {name!r} does not fit the hooks: {str(error).splitlines()[-1].strip()}") from None
+    manager.add_hookcall_monitoring(ignore, nobody_answered)
     active = Active(manager, plugins)
     _check_owners(active)
     _check_stack(active)

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from decimal import Decimal
@@ -27,7 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpozoo.compose.calls import changed, raised
+from grpozoo.compose.inputs import version, versions
 from grpozoo.errors import UserError
+from grpozoo.rewards.asking import Alone, asking
 from grpozoo.types import Rewards, Rollouts
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def score(hooks: Any, plugins: Mapping[str, Plugin], rollouts: Rollouts, run: An
     a component's weight is `config.weight` of the plugin that brought it, 1 where its options have none.
     """
     components, vectors, weights, owner = {}, {}, {}, {}
-    for name, answer in _ask(hooks, plugins, rollouts, run, timeout):
+    with asking():
+        answers = _ask(hooks, plugins, rollouts, run, timeout)
+    for name, answer in answers:
         for key, values in _checked(name, answer).items():
             if key in owner:
                 both = f"{owner[key]} and {name}"
@@ -64,6 +67,8 @@ def _ask(hooks, plugins, rollouts, run, timeout) -> list[tuple[str, Any]]:
     """(plugin name, its answer) in the order of registration."""
     given = {"rollouts": rollouts, "run": run}
     started: list[tuple[str, Future, float]] = []
+    later: list[str] = []  # plugins that answered with a coroutine
+    before = list(versions(rollouts, "rollouts"))
     try:
         for impl in hooks.reward.get_hookimpls():
             name = impl.plugin_name
@@ -78,12 +83,16 @@ def _ask(hooks, plugins, rollouts, run, timeout) -> list[tuple[str, Any]]:
             answer = _settled(name, future, start + timeout, timeout)
             if inspect.isawaitable(answer):
                 start, future = time.monotonic(), asyncio.run_coroutine_threadsafe(_awaited(answer), _event_loop())
+                later.append(name)
             started.append((name, future, start + timeout))
-        return [(name, _settled(name, future, deadline, timeout)) for name, future, deadline in started]
+        answers = [(name, _settled(name, future, deadline, timeout)) for name, future, deadline in started]
     except BaseException:
         for _, future, _ in started:
             future.cancel()
         raise
+    if path := next((path for path, tensor, count in before if version(tensor) != count), None):
+        raise changed(" or ".join(later), "reward", path)  # coroutines wait together: it was one of them
+    return answers
 
 
 def _bound(impl: Any, arguments: dict[str, Any]) -> Callable[[], Any]:
@@ -142,10 +151,12 @@ def _settled(name: str, future: Future, deadline: float, timeout: float) -> Any:
         )
     try:
         return future.result()
+    except Alone as error:
+        raise UserError(f"plugins.{name}: {error}") from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # asyncio's CancelledError and SystemExit are the plugin's failures too
-        raise UserError(f"plugins.{name}: reward() raised {error!r}\nat {_place(error)}") from None
+        raise raised(name, "reward()", error) from error
 
 
 def _abandon_loop() -> None:
@@ -154,15 +165,6 @@ def _abandon_loop() -> None:
     if _loop is not None:
         _loop.call_soon_threadsafe(_loop.stop)
         _loop = None
-
-
-def _place(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither the standard library's nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    foreign = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    own = [frame for frame in frames if not frame.filename.startswith((*foreign, "<frozen"))]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
 
 
 # Checking

@@ -6,6 +6,7 @@ import torch
 
 from grpozoo.errors import UserError
 from grpozoo.evaluate import verdicts
+from grpozoo.rewards.asking import collective
 from grpozoo.rewards.score import score
 from grpozoo.rollout import in_order
 from grpozoo.sampling import Greedy, Law
@@ -23,10 +24,12 @@ class Ask:
         """The run that asks."""
         return self._run()
 
+    @collective
     def prompts(self, count: int) -> list[Prompt]:
         """The next prompts of the training data, as the plugins prepare them."""
         return self.run.hooks.prepare_prompts(prompts=self.run.data.take(count), run=self.run)
 
+    @collective
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions for the requests, in their order; the work is divided over the processes.
 
@@ -41,7 +44,8 @@ class Ask:
         sampler = Greedy() if law.temperature == 0 else run.hooks.token_sampler(run=run)
         mine = requests[run.rank :: run.world]
         parts = []
-        for name in sorted({request.policy for request in mine}):
+        # in every process, also for no requests: servers and sharded models need all of them
+        for name in sorted({request.policy for request in requests}) or ["policy"]:
             if name not in run.policies:
                 raise UserError(f"a request names the policy {name!r}, this run has {', '.join(run.policies)}")
             asked = [request for request in mine if request.policy == name]
@@ -85,17 +89,19 @@ class Ask:
         """[R] float64, 1 right, 0 wrong, NaN unknown: what evaluation calls right, whatever shapes the rewards."""
         return torch.tensor(verdicts(self.run, rollouts, rewards), dtype=torch.float64)
 
+    @collective
     def score(self, rollouts: Rollouts) -> Rewards:
         """Rewards of the rollouts, shaped. The main process asks the reward plugins; an error reaches every process."""
         run = self.run
         with run.timer("time/reward_s"):
             answer: list = [None, None]
+            cause: UserError | None = None  # with the traceback, which the other processes cannot have
             if run.processes.main:
                 try:
                     answer[0] = score(run.hooks, run.plugins, rollouts, run, timeout=run.config.reward_timeout)
                 except UserError as error:
-                    answer[1] = str(error)
-            rewards, error = run.processes.told(answer)
-            if error is not None:
-                raise UserError(error)
+                    answer[1], cause = str(error), error
+            rewards, message = run.processes.told(answer)
+            if message is not None:
+                raise cause or UserError(message)
             return run.hooks.transform_rewards(rollouts=rollouts, rewards=rewards, run=run)

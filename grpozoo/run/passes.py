@@ -8,6 +8,7 @@ import torch
 from grpozoo.config import Config
 from grpozoo.packing import portions, share, tokens_per_micro_batch
 from grpozoo.policy import Policy, Snapshot
+from grpozoo.rewards.asking import collective
 from grpozoo.run.processes import Processes
 from grpozoo.types import Rollouts
 
@@ -40,6 +41,7 @@ class Passes:
             mine = share(rollouts, list(range(len(rollouts))), self.processes.rank, self.processes.world)
             self.policy.remember(rollouts, 2 * self.token_budget, self.shared, mine)
 
+    @collective
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Add old_logprobs, entropy and ref_logprobs where a plugin or several updates per batch need them."""
         self.remember(rollouts)
@@ -50,6 +52,7 @@ class Passes:
             rollouts = replace(rollouts, ref_logprobs=self._output(self.reference, rollouts, False)[0])
         return rollouts
 
+    @collective
     def current(self, rollouts: Rollouts, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and (if needed) entropies [R, T] of the policy as it is now; only the given rows are filled."""
         return self._output(self.policy, rollouts, "entropy" in self.needs, rows)

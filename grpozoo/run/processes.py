@@ -8,6 +8,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
+from grpozoo.rewards.asking import collective
+
 
 class Processes:
     """Rollouts and rewards are whole in every process; only work is divided. With one process all answers are local."""
@@ -18,16 +20,19 @@ class Processes:
         self.main = accelerator.is_main_process
         self.device = accelerator.device
 
+    @collective
     def gather(self, parts: list) -> list:
         """Concatenate lists over the processes, in the order of their ranks."""
         return gather_object(parts) if self.world > 1 else parts
 
+    @collective
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Add a CPU tensor up over the processes."""
         if self.world == 1:
             return values
         return self.accelerator.reduce(values.to(self.device), reduction="sum").cpu()
 
+    @collective
     def sum_gradients(self, parameters: list[torch.Tensor]) -> None:
         """Add up the gradients of all processes; their losses already share one denominator."""
         if self.world == 1:

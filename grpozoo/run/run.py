@@ -15,6 +15,7 @@ from grpozoo.errors import UserError
 from grpozoo.evaluate import evaluate
 from grpozoo.metrics import Sums, aside
 from grpozoo.policy import Policy, Snapshot
+from grpozoo.rewards.asking import collective
 from grpozoo.rng import stream
 from grpozoo.run import state
 from grpozoo.run.ask import Ask
@@ -124,6 +125,7 @@ class Run:
         """Metrics of the step's completions."""
         return observe(rollouts, rewards, self.verdicts(rollouts, rewards).tolist(), self.policies)
 
+    @collective
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics; what is logged and timed meanwhile is not the step's."""
         started = time.perf_counter()

@@ -8,6 +8,7 @@ import torch
 from grpozoo.compose.plugins import Active
 from grpozoo.config import Config
 from grpozoo.packing import cut
+from grpozoo.rewards.asking import collective
 from grpozoo.rewards.score import score
 from grpozoo.rng import key, stream
 from grpozoo.tasks import Task
@@ -72,6 +73,7 @@ class Context:
             self._reference = tiny_policy()
         return self._reference
 
+    @collective
     def prompts(self, count: int):
         """The next prompts of the training data, as the plugins prepare them."""
         taken = [self.task.train[(self.taken + i) % len(self.task.train)] for i in range(count)]
@@ -83,6 +85,7 @@ class Context:
         first = next(iter(rewards.components.values()))
         return (first >= 1).double().masked_fill(first.isnan(), torch.nan)
 
+    @collective
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """What is there already."""
         return rollouts
@@ -107,6 +110,7 @@ class Context:
             policy=tuple(request.policy for request in requests),
         )
 
+    @collective
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions of 1 to 4 tokens for the requests, in their order."""
         rows = [(request, sample) for request in requests for sample in request.sample_ids]
@@ -130,6 +134,7 @@ class Context:
             policy=tuple(request.policy for request, _ in rows),
         )
 
+    @collective
     def score(self, rollouts: Rollouts) -> Rewards:
         """What the reward plugins answer, shaped."""
         rewards = score(self.hooks, self.plugins, rollouts, self, timeout=60.0)
@@ -146,13 +151,16 @@ class Context:
         if live:
             yield live, cut(rollouts.select(live))
 
+    @collective
     def sum_gradients(self, parameters: list) -> None:
         """One process."""
 
+    @collective
     def gather(self, parts: list) -> list:
         """One process."""
         return parts
 
+    @collective
     def sum(self, values):
         """One process."""
         return values

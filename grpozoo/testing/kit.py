@@ -1,9 +1,9 @@
 """`check_plugin`: the properties that every plugin must have, as one table."""
 
-import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from grpozoo.compose.calls import place
 from grpozoo.errors import UserError
 from grpozoo.testing import options, pieces, steps
 from grpozoo.testing.example import Fixture
@@ -128,6 +128,7 @@ def check_plugin(name: str, *overrides: str, skip: Collection[str] = (), step: F
         raise ValueError(f"no check is named {', '.join(sorted(unknown))}: {', '.join(check.name for check in CHECKS)}")
     subject = Subject(name, overrides or tuple(options.overrides_for(name)), step)
     done, failures = [], []
+    told: dict[str, str] = {}  # message -> the check that found it first
     for check in CHECKS:
         if check.name in skip or (check.hooks is not None and not check.hooks & subject.answers):
             continue
@@ -135,6 +136,8 @@ def check_plugin(name: str, *overrides: str, skip: Collection[str] = (), step: F
         if message is None:
             done.append(check.name)
             continue
+        first = told.setdefault(message, check.name)  # a hook that raises fails many checks with one message
+        message = message.replace("\n", "\n    ") if first == check.name else f"as in {first!r}"
         failures.append(f"plugin {name!r} fails {check.name!r}: {message}\n    because {check.reason}")
         if check.name == "composes":
             break
@@ -144,12 +147,11 @@ def check_plugin(name: str, *overrides: str, skip: Collection[str] = (), step: F
 
 
 def failure(check: Check, subject: Subject) -> str | None:
-    """What is broken, or None."""
+    """What is broken, or None. Hooks name themselves when they raise; anything else is told with its place."""
     try:
         check.run(subject)
     except (ConformanceError, UserError) as error:
         return str(error)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{error!r} at {frame.filename}:{frame.lineno}"
+        return f"the check ended with {error!r:.300}\nat {place(error)}"
     return None

@@ -12,11 +12,12 @@ from types import ModuleType
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.compose.inputs import contents, differing
 from grpozoo.compose.options import read_options
 from grpozoo.compose.search_path import CONF, config_folders
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS, NEEDS, Plugin
-from grpozoo.testing.subject import Subject, claim, contents, differing
+from grpozoo.testing.subject import Subject, claim
 
 
 @cache

@@ -4,13 +4,14 @@ import math
 
 import torch
 
+from grpozoo.compose.inputs import contents, differing
 from grpozoo.hooks import KINDS
 from grpozoo.rewards.score import score
 from grpozoo.sampling import Choice, Law
 from grpozoo.testing.context import Context
 from grpozoo.testing.example import select
 from grpozoo.testing.steps import close
-from grpozoo.testing.subject import Subject, claim, contents, differing
+from grpozoo.testing.subject import Subject, claim
 from grpozoo.types import Prompt, Request
 
 LAW = torch.tensor([0.0, 0.35, 0.05, 0.2, 0.0, 0.3, 0.1, 0.0])  # probabilities; three ids must never appear
