@@ -162,6 +162,8 @@ class Model:
         require(
             self.width % self.heads == 0, f"model.width {self.width} must be a multiple of model.heads {self.heads}"
         )
+        size = self.width // self.heads
+        require(size % 2 == 0, f"the head size model.width / model.heads is {size} and must be even (rotary positions)")
 
 
 @dataclass
