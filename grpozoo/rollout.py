@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grpozoo.errors import UserError
+from grpozoo.models.positions import check_length
 from grpozoo.policy.kv import GROW, expand, left_pad, select_rows
 from grpozoo.policy.policy import Policy
 from grpozoo.sampling import Choice, Law, TokenSampler
@@ -61,8 +62,10 @@ class Record:
         )
 
 
-def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> list[tuple[int, ...]]:
-    """Token ids of each request's prompt; a prompt that is empty or too long is a UserError."""
+def encode(
+    requests: list[Request], policy: Policy, max_prompt_length: int, max_tokens: int = 0
+) -> list[tuple[int, ...]]:
+    """Token ids of each request's prompt; one that is empty or too long, alone or with its completion, is a UserError."""
     encoded = [policy.encode(request.prompt) for request in requests]
     for request, ids in zip(requests, encoded, strict=True):
         if not ids:
@@ -72,6 +75,9 @@ def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> l
                 f"prompt {request.prompt.id!r} has {len(ids)} tokens, max_prompt_length is {max_prompt_length}\n"
                 "raise max_prompt_length, or shorten or drop the prompt"
             )
+    if encoded:
+        length, longest = max((len(ids), request.prompt.id) for ids, request in zip(encoded, requests, strict=True))
+        check_length(policy.model.config, longest, length, max_tokens)
     return encoded
 
 
@@ -89,7 +95,7 @@ def decode(
     rows_at_once: int = 512,
 ) -> Rollouts:
     """Sample all requests; rows of the result in the order of the requests and their sample_ids."""
-    prompt_ids = encode(requests, policy, max_prompt_length)
+    prompt_ids = encode(requests, policy, max_prompt_length, max_tokens)
     sampler.start(requests, seed, step, max_tokens)
     record = Record(requests, max_tokens, policy)
     for rows in _slabs(record.owner, prompt_ids, rows_at_once):

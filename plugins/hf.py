@@ -39,7 +39,7 @@ class Hf(Plugin):
     @hookimpl
     def generate(self, requests, sampler, law, policy, run):
         max_tokens = run.config.max_completion_length
-        prompt_ids = encode(requests, policy, run.config.max_prompt_length)
+        prompt_ids = encode(requests, policy, run.config.max_prompt_length, max_tokens)
         sampler.start(requests, run.config.seed, run.step, max_tokens)
         record = Record(requests, max_tokens, policy)
         ids, mask, _ = left_pad([prompt_ids[index] for index in record.owner], policy.device)
