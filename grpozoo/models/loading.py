@@ -18,6 +18,7 @@ from grpozoo.errors import UserError, nearest, unknown
 from grpozoo.models.files import dtype_of, quiet
 from grpozoo.models.probe import check_causal
 from grpozoo.models.smollm2 import gguf_file, smollm2_folder
+from grpozoo.models.text import try_template
 from grpozoo.models.tiny import tiny_model, tiny_tokenizer
 from grpozoo.models.warm_start import ensure
 from grpozoo.models.weights import CONSENT, Find, check_files, inside, whole
@@ -46,11 +47,11 @@ def load(config: Any, task: Any, device: str = "cpu", seed: int = 0) -> tuple[Pr
     if config.path is not None:
         place = str(Path(config.path).expanduser()) if _is_local(config.path) else config.path
         name = f"model.path={place[:300]}"
-        model, tokenizer = _pretrained(place, name, config)
+        model, tokenizer = _pretrained(place, name, config, task)
     elif config.kind == "smollm2":
         name = "model=smollm2"
         with quiet():
-            model, tokenizer = _pretrained(str(smollm2_folder()), name, config)
+            model, tokenizer = _pretrained(str(smollm2_folder()), name, config, task)
     else:
         name = "model=tiny"
         model, tokenizer = _tiny(name, config, task, seed)
@@ -65,7 +66,7 @@ def _tiny(name: str, config: Any, task: Any, seed: int) -> tuple[PreTrainedModel
     if config.warm_start:
         folder = ensure(config, task)
         with quiet():
-            return _pretrained(str(folder), name, config)
+            return _pretrained(str(folder), name, config, task)
     with explained(name, config):
         return tiny_model(config, seed).to(dtype=dtype_of(config.dtype)), tiny_tokenizer()
 
@@ -110,7 +111,7 @@ def _check_folder(name: str, folder: Path, pickle: bool) -> None:
     check_files(name, inside(folder), pickle)
 
 
-def _pretrained(place: str, name: str, config: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _pretrained(place: str, name: str, config: Any, task: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Tokenizer first: it is cheap, and its errors should not wait for the weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -120,6 +121,9 @@ def _pretrained(place: str, name: str, config: Any) -> tuple[PreTrainedModel, Pr
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=remote)
     if config.chat_template and not tokenizer.chat_template:
         raise UserError(f"model.chat_template=true: the tokenizer of {name} has no chat template")
+    prompts = getattr(task, "train", ())
+    if hasattr(prompts, "__len__") and len(prompts):
+        try_template(tokenizer, prompts[0], config.chat_template)
     if getattr(shape, "quantization_config", None) is not None:
         raise UserError(f"{name} is quantised, which cannot be trained: use the original with float weights")
     silence(shape)
