@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from grpozoo.errors import UserError
 from grpozoo.models.positions import check_length
+from grpozoo.policy.finite import overflow
 from grpozoo.policy.kv import GROW, expand, left_pad, select_rows
 from grpozoo.policy.policy import Policy
 from grpozoo.sampling import Choice, Law, TokenSampler
@@ -32,6 +33,14 @@ class Record:
         self.logprobs = torch.zeros(shape, dtype=torch.float32)
         self.lengths = torch.zeros(shape[0], dtype=torch.int64)
         self.stopped = torch.zeros(shape[0], dtype=torch.bool)
+
+    def choice(self, law: Law, logits: Tensor, rows: Tensor, position: int) -> Choice:
+        """The law of the next token of `rows` [n] from logits [n, V]; logits that make no law are a UserError."""
+        choice = Choice(law.warp(logits))
+        if bool((broken := choice.broken).any()):
+            request = self.requests[self.owner[int(rows[broken.cpu()][0])]]
+            raise overflow(self.policy.model, law, request.prompt.id, position)
+        return choice
 
     def write(self, rows: Tensor, position: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
         """One token for each of `rows` [n]; returns [n] bool: the row goes on."""
@@ -124,7 +133,8 @@ def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> 
     going = torch.ones(len(rows), dtype=torch.bool)  # not yet stopped
     for position in range(max_tokens):
         alive = going.nonzero()[:, 0]
-        choice = Choice(law.warp(logits if len(alive) == len(live) else logits[alive.to(device)]))
+        here = logits if len(alive) == len(live) else logits[alive.to(device)]
+        choice = record.choice(law, here, live[alive], position)
         chosen = sampler.next(choice, live[alive], position)
         tokens = torch.zeros(len(live), dtype=torch.int64, device=device)
         tokens[alive.to(device)] = chosen

@@ -128,15 +128,14 @@ def whole(loader: Any, place: str, name: str, **options: Any) -> Any:
         faults.append(f"of another shape: {others}: {list(found)} in the file, {list(wanted)} by config.json")
     if faults:
         raise UserError("\n".join([f"{name}: its weights and its config.json don't belong together", *faults]))
-    check_finite(model, name)
+    if wrong := not_finite(model):
+        raise UserError(f"{name}: weights are NaN or infinite: {listed(wrong)}")
     return model
 
 
-def check_finite(model: Any, name: str) -> None:
-    """Refuse weights that are NaN or infinite."""
-    wrong = [key for key, value in model.named_parameters() if not bool(value.isfinite().all())]
-    if wrong:
-        raise UserError(f"{name}: weights are NaN or infinite: {listed(wrong)}")
+def not_finite(model: Any) -> list[str]:
+    """Names of the weights that are NaN or infinite."""
+    return [key for key, value in model.named_parameters() if not bool(value.isfinite().all())]
 
 
 def listed(keys: Iterable[str]) -> str:
