@@ -12,11 +12,21 @@ Schedule = Enum("Schedule", ["constant", "linear", "cosine"])
 
 TINY = ("warm_start", "layers", "width", "heads")  # keys of `model` that only the tiny policy reads
 
+COLDEST = 1e-5  # lowest positive temperature: logits of size 10 are rounded by 1e-6
+
 
 def require(condition: bool, message: str) -> None:
     """Raise UserError(message) unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+def check_temperature(name: str, value: float) -> None:
+    """0 (greedy), or hot enough that not the rounding of float32 logits chooses the token."""
+    require(
+        value == 0 or COLDEST <= value < float("inf"),
+        f"{name} is 0 (greedy) or at least {COLDEST:g}: below, rounding errors of float32 logits choose, got {value}",
+    )
 
 
 @dataclass
@@ -98,6 +108,7 @@ class Eval:
         require(
             self.temperature > 0, f"eval.temperature is positive (greedy is always reported), got {self.temperature}"
         )
+        check_temperature("eval.temperature", self.temperature)
         bad = [k for k in self.ks if not 1 <= k <= max(self.samples, 1)] if self.samples else []
         require(not bad, f"eval.ks lie in 1..eval.samples = {self.samples}, got {bad}")
 
@@ -135,7 +146,7 @@ class Model:
 
     kind: str = "tiny"  # ignored where path is set
     path: str | None = None  # a folder or hub name that transformers loads; overrides kind
-    dtype: str = "float32"  # float32 | bfloat16 | float16
+    dtype: str = "float32"  # float32 | bfloat16
     attention: str = "sdpa"  # transformers' attn_implementation
     trust_remote_code: bool = False  # run Python code that comes with the model
     allow_pickle: bool = False  # load weights that are not safetensors
@@ -151,9 +162,10 @@ class Model:
             f"model.kind is tiny or smollm2 (or set model.path), got {self.kind!r}",
         )
         require(
-            self.dtype in ("float32", "bfloat16", "float16"),
-            f"model.dtype is float32, bfloat16 or float16, got {self.dtype!r}",
+            self.dtype != "float16",
+            "model.dtype=float16 cannot be trained: Adam's squared gradients are zero in it; use bfloat16 or float32",
         )
+        require(self.dtype in ("float32", "bfloat16"), f"model.dtype is float32 or bfloat16, got {self.dtype!r}")
         if self.path is not None or self.kind != "tiny":
             changed = [name for name in TINY if getattr(self, name) != Model.__dataclass_fields__[name].default]
             require(not changed, f"model.{'/'.join(changed)} shapes model=tiny only; this model brings its own")
@@ -162,6 +174,8 @@ class Model:
         require(
             self.width % self.heads == 0, f"model.width {self.width} must be a multiple of model.heads {self.heads}"
         )
+        size = self.width // self.heads
+        require(size % 2 == 0, f"the head size model.width / model.heads is {size} and must be even (rotary positions)")
 
 
 @dataclass
@@ -196,11 +210,11 @@ class Config:
             require(getattr(self, name) >= 1, f"{name} is at least 1, got {getattr(self, name)}")
         require(self.reward_timeout > 0, f"reward_timeout is positive, got {self.reward_timeout}")
         require(self.lr >= 0, f"lr is at least 0, got {self.lr}")
+        check_temperature("temperature", self.temperature)
         require(
             self.temperature > 0 or self.group_size == 1,
             "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1",
         )
-        require(self.temperature >= 0, f"temperature is at least 0, got {self.temperature}")
         rows = self.prompts_per_step * self.group_size
         require(
             self.update.mini_batches <= rows,

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grpozoo.errors import UserError
+from grpozoo.models.positions import check_length
+from grpozoo.policy.finite import overflow
 from grpozoo.policy.kv import GROW, expand, left_pad, select_rows
 from grpozoo.policy.policy import Policy
 from grpozoo.sampling import Choice, Law, TokenSampler
@@ -31,6 +33,14 @@ class Record:
         self.logprobs = torch.zeros(shape, dtype=torch.float32)
         self.lengths = torch.zeros(shape[0], dtype=torch.int64)
         self.stopped = torch.zeros(shape[0], dtype=torch.bool)
+
+    def choice(self, law: Law, logits: Tensor, rows: Tensor, position: int) -> Choice:
+        """The law of the next token of `rows` [n] from logits [n, V]; logits that make no law are a UserError."""
+        choice = Choice(law.warp(logits))
+        if bool((broken := choice.broken).any()):
+            request = self.requests[self.owner[int(rows[broken.cpu()][0])]]
+            raise overflow(self.policy.model, law, request.prompt.id, position)
+        return choice
 
     def write(self, rows: Tensor, position: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
         """One token for each of `rows` [n]; returns [n] bool: the row goes on."""
@@ -66,8 +76,10 @@ def no_rollouts(policy: Policy) -> Rollouts:
     return Record([], 1, policy).rollouts([], {})
 
 
-def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> list[tuple[int, ...]]:
-    """Token ids of each request's prompt; a prompt that is empty or too long is a UserError."""
+def encode(
+    requests: list[Request], policy: Policy, max_prompt_length: int, max_tokens: int = 0
+) -> list[tuple[int, ...]]:
+    """Token ids of each request's prompt; one that is empty or too long, alone or with its completion, is a UserError."""
     encoded = [policy.encode(request.prompt) for request in requests]
     for request, ids in zip(requests, encoded, strict=True):
         if not ids:
@@ -77,6 +89,9 @@ def encode(requests: list[Request], policy: Policy, max_prompt_length: int) -> l
                 f"prompt {request.prompt.id!r} has {len(ids)} tokens, max_prompt_length is {max_prompt_length}\n"
                 "raise max_prompt_length, or shorten or drop the prompt"
             )
+    if encoded:
+        length, longest = max((len(ids), request.prompt.id) for ids, request in zip(encoded, requests, strict=True))
+        check_length(policy.model.config, longest, length, max_tokens)
     return encoded
 
 
@@ -96,7 +111,7 @@ def decode(
     """Sample all requests; rows of the result in the order of the requests and their sample_ids."""
     if not requests:
         return no_rollouts(policy)
-    prompt_ids = encode(requests, policy, max_prompt_length)
+    prompt_ids = encode(requests, policy, max_prompt_length, max_tokens)
     sampler.start(requests, seed, step, max_tokens)
     record = Record(requests, max_tokens, policy)
     for rows in _slabs(record.owner, prompt_ids, rows_at_once):
@@ -125,7 +140,8 @@ def _decode_slab(rows, record, prompt_ids, sampler, law, policy, max_tokens) -> 
     going = torch.ones(len(rows), dtype=torch.bool)  # not yet stopped
     for position in range(max_tokens):
         alive = going.nonzero()[:, 0]
-        choice = Choice(law.warp(logits if len(alive) == len(live) else logits[alive.to(device)]))
+        here = logits if len(alive) == len(live) else logits[alive.to(device)]
+        choice = record.choice(law, here, live[alive], position)
         chosen = sampler.next(choice, live[alive], position)
         tokens = torch.zeros(len(live), dtype=torch.int64, device=device)
         tokens[alive.to(device)] = chosen

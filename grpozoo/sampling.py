@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpozoo.config import check_temperature
 from grpozoo.rng import stream
 from grpozoo.types import Request
 
@@ -25,6 +26,9 @@ class Law:
     top_k: int = 0  # tokens kept; 0 = all
     top_p: float = 1.0  # probability mass kept
     min_p: float = 0.0  # share of the likeliest token's probability
+
+    def __post_init__(self):
+        check_temperature("temperature", self.temperature)
 
     @property
     def truncates(self) -> bool:
@@ -76,6 +80,11 @@ class Choice:
         self._edges = self._sums.cumsum(-1)
         self.total = self._edges[:, -1]  # [n] float64, sum of the weights
         self._log_total = top[:, 0].double() + self.total.log()
+
+    @property
+    def broken(self) -> Tensor:
+        """[n] bool: rows without a law, because logits are NaN, +inf, or all of them -inf."""
+        return ~self._log_total.isfinite()
 
     @property
     def probabilities(self) -> Tensor:

@@ -10,7 +10,6 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from grpozoo import Plugin, hookimpl
 from grpozoo.policy.policy import left_pad
 from grpozoo.rollout import Record, encode, no_rollouts
-from grpozoo.sampling import Choice
 
 
 class Chosen(LogitsProcessor):
@@ -25,7 +24,7 @@ class Chosen(LogitsProcessor):
         rows = self.going.nonzero()[:, 0]
         if len(rows):
             there = rows.to(scores.device)
-            choice = Choice(self.law.warp(scores[there]))
+            choice = self.record.choice(self.law, scores[there], rows, self.position)
             tokens = self.sampler.next(choice, rows, self.position)
             forced[there] = tokens
             self.going[rows] = self.record.write(rows, self.position, tokens.cpu(), choice.logprobs(tokens).cpu())
@@ -41,7 +40,7 @@ class Hf(Plugin):
         if not requests:
             return no_rollouts(policy)
         max_tokens = run.config.max_completion_length
-        prompt_ids = encode(requests, policy, run.config.max_prompt_length)
+        prompt_ids = encode(requests, policy, run.config.max_prompt_length, max_tokens)
         sampler.start(requests, run.config.seed, run.step, max_tokens)
         record = Record(requests, max_tokens, policy)
         ids, mask, _ = left_pad([prompt_ids[index] for index in record.owner], policy.device)

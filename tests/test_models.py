@@ -122,7 +122,7 @@ def test_dtype_and_attention_come_from_the_configuration(folder):
 def test_dropout_layers_of_gpt2_do_nothing_in_training_mode(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = GPT2Config(vocab_size=97, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    shape = GPT2Config(vocab_size=97, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
     assert (shape.resid_pdrop, shape.embd_pdrop, shape.attn_pdrop) == (0.1, 0.1, 0.1)
     models.save(GPT2LMHeadModel(shape), models.tiny_tokenizer(), tmp_path)
     model, _ = models.load(Model(path=str(tmp_path)), task=None)

@@ -26,7 +26,7 @@ NAMES = {
     "rollout": "Record decode encode",
     "run": "Run",
     "score": "score",
-    "update": "cut pack",
+    "update": "cut",
 }
 
 # A third party's module as it was published. It is frozen: when it fails, the package is wrong, not this text.

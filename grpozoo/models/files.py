@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpozoo.models.weights import check_files, inside, whole
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,8 +21,10 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
 def restore(model: PreTrainedModel, folder: Path) -> None:
     """Put the weights that `save` wrote back into the model, bit for bit; parameters stay the same objects."""
+    check_files(str(folder), inside(folder))
+    options = {"dtype": model.dtype, "local_files_only": True, "use_safetensors": True}
     with quiet():  # by way of transformers, because it may save under other names than a model uses
-        saved = type(model).from_pretrained(folder, dtype=model.dtype, local_files_only=True, use_safetensors=True)
+        saved = whole(type(model), str(folder), str(folder), **options)
     model.load_state_dict(saved.state_dict())
 
 

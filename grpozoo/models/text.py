@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from grpozoo.errors import UserError
+from grpozoo.models.template import render, try_out
 from grpozoo.types import Prompt
 
 if TYPE_CHECKING:
@@ -52,10 +53,19 @@ def _templated(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> bo
     return bool(wanted and tokenizer.chat_template)
 
 
+def try_template(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, chat_template: bool | None) -> None:
+    """Refuse a chat template that hangs or is no template, if this prompt would go through it."""
+    if _templated(tokenizer, prompt, chat_template):
+        try_out(tokenizer, _messages(prompt))
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    return [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
+
+
 def _render(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> str:
     if _templated(tokenizer, prompt, chat_template):
-        messages = [dict(m) for m in prompt.messages or ({"role": "user", "content": prompt.text},)]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return render(tokenizer, _messages(prompt), prompt.id)
     if prompt.messages is not None:
         return "\n\n".join(message["content"] for message in prompt.messages)
     return prompt.text or ""

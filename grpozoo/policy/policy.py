@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from grpozoo.models.text import decode, encode, stop_ids
 from grpozoo.packing import pack
+from grpozoo.policy.finite import overflow
 from grpozoo.policy.frozen import Prefix, blocks_of, ending, keys, starting
 from grpozoo.policy.head import head_logprobs, logits_logprobs
 from grpozoo.policy.kv import left_pad, select_rows
@@ -199,8 +200,15 @@ class Policy:
             flat = head_logprobs(states, head.weight, head.bias, targets, self.law, entropy, self.logits_chunk)
         else:
             flat = logits_logprobs(self._logits_plain(rollouts, mask), targets, self.law, entropy)
+        self._check(flat[0].detach(), mask, rollouts)
         logprobs, entropies = (_scatter(values, mask) if values is not None else None for values in flat)
         return Output(logprobs, entropies)
+
+    def _check(self, logprobs: Tensor, mask: Tensor, rollouts: Rollouts) -> None:
+        """Refuse log-probabilities [N] of completion tokens that are no numbers."""
+        if not bool(logprobs.isfinite().all()):
+            row, position = mask.nonzero()[int(logprobs.isfinite().logical_not().nonzero()[0])].tolist()
+            raise overflow(self.model, self.law, rollouts.prompts[row].id, position)
 
     def states(self, rollouts: Rollouts, shared_prefix: bool = True) -> Tensor:
         """[N, d], the last hidden state before each completion token, in the order of rollouts.completion_mask."""
