@@ -1,10 +1,11 @@
 """Options of anything that declares them as a dataclass: merged, typed, checked."""
 
+import math
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from grpozoo.compose.registry import owner_of
@@ -24,7 +25,9 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
     try:
         merged = OmegaConf.merge(_structured(schema), options or {})
         if missing := sorted(OmegaConf.missing_keys(merged)):
-            raise UserError(f"{where}.{missing[0]} has no value: set {where}.{missing[0]}=...")
+            place = _place(where, missing[0])
+            raise UserError(f"{place} has no value: set {place}=...")
+        check_finite(merged, where)
         return OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         keys = list(schema.__dataclass_fields__)
@@ -35,6 +38,30 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
         ) from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
-        raise UserError(f"{where}{'.' + str(key) if key else ''}: {str(error).splitlines()[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{_place(where, key) if key else where}: {str(error).splitlines()[0]}") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _place(where: str, key: Any) -> str:
+    """The whole key of an option; the core's everyday keys stand at the top level, where="" there."""
+    return f"{where}.{key}" if where else str(key)
+
+
+def check_finite(node: DictConfig | ListConfig, where: str) -> None:
+    """Refuse NaN and infinity, which pass every range check of the form `x < 0`: also in lists, dictionaries and sections.
+
+    Infinity is a value of the fields made with `may_be_infinite` alone, NaN of none.
+    """
+    schema = OmegaConf.get_type(node)
+    keys = range(len(node)) if isinstance(node, ListConfig) else list(node)
+    for key in keys:
+        value = node[key]
+        place = f"{where}[{key}]" if isinstance(node, ListConfig) else _place(where, key)
+        if isinstance(value, DictConfig | ListConfig):
+            check_finite(value, place)
+        elif isinstance(value, float) and not math.isfinite(value):
+            field = getattr(schema, "__dataclass_fields__", {}).get(key)
+            unbounded = field is not None and not field.metadata.get("finite", True)
+            if not unbounded or math.isnan(value):
+                raise UserError(f"{place} is a {'number' if unbounded else 'finite number'}, got {value}")

@@ -81,7 +81,7 @@ def read_core(composed: DictConfig) -> Config:
         if isinstance(key.default_factory, type) and name in composed:
             sections[name] = read_options(name, key.default_factory, composed[name], name)
     rest = {name: value for name, value in composed.items() if name not in sections and name not in ("plugins", "task")}
-    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration")
+    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "")
     for name, section in sections.items():
         setattr(config, name, section)
     config.plugins = OmegaConf.to_container(composed.plugins, resolve=True)
