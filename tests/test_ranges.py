@@ -106,3 +106,10 @@ def test_a_float_is_finite_wherever_the_schema_puts_it(options, place):
 
 def test_infinity_arrives_where_the_field_has_a_meaning_for_it():
     assert read_options("x", Outer, {"cap": "inf"}, "plugins.x").cap == math.inf
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**30])
+def test_a_whole_number_fits_the_64_bits_of_torch_and_numpy(value):
+    with pytest.raises(UserError, match=rf"^seed is a whole number of 64 bits, .* got {value}$"):
+        read_options("grpozoo", Config, {"seed": value, "plugins": {}, "task": {}}, "")
+    assert read_options("grpozoo", Config, {"seed": 2**63 - 1, "plugins": {}, "task": {}}, "").seed == 2**63 - 1

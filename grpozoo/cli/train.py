@@ -1,7 +1,12 @@
 """The training job: settings, run folder, processes, and the loop inside them."""
 
+import json
+import math
 import os
+import tempfile
 from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -10,8 +15,33 @@ from grpozoo.compose.settings import FREE, Settings, check_resumable, fingerprin
 from grpozoo.errors import UserError
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a run ended."""
+
+    status: int  # 0, or 128 + signal if it was interrupted and saved
+    folder: Path
+
+    @property
+    def accuracy(self) -> float:
+        """Held-out, greedy, at the end; NaN where nobody can tell what is right."""
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        accuracy = summary["heldout_accuracy"]["end"]
+        return math.nan if accuracy is None else float(accuracy)
+
+
+def new_folder() -> str:
+    """Where a run writes if nobody says it. It is made when the run starts, so a mistake leaves nothing behind."""
+    return datetime.now().strftime("runs/%Y-%m-%d/%H-%M-%S-%f")
+
+
 def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
-    """Run one job; returns the exit status: 0, or 128 + signal if it was interrupted and saved."""
+    """Run one job; returns the exit status."""
+    return run(composed, overrides, output_dir).status
+
+
+def run(composed: DictConfig, overrides: list[str], output_dir: str) -> Done:
+    """Run one job."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     main = int(os.environ.get("RANK", "0")) == 0
     place = locate(composed, overrides, output_dir) if main else None
@@ -23,8 +53,20 @@ def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
     check_trackers(settings.config.logger.trackers)
     models.check(settings.config.model)
     if main:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    return start(settings, run_dir, checkpoint)
+        make(run_dir)
+    return Done(start(settings, run_dir, checkpoint), run_dir)
+
+
+def make(folder: Path) -> None:
+    """The run folder, which can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+    except OSError as error:
+        raise UserError(
+            f"run_dir: {folder} cannot be written to: {error.strerror}\nchoose another folder with run_dir=FOLDER"
+        ) from None
 
 
 def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple[Path, Path | None, DictConfig]:
@@ -36,7 +78,12 @@ def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple
         if (run_dir / "manifest.json").exists():
             raise UserError(f"{run_dir} already holds a run\ngo on with resume={run_dir}, or choose another run_dir")
         return run_dir, None, composed
-    run_dir, checkpoint = resolve(composed.resume, run_dir, fingerprint(composed))
+    asked, (run_dir, checkpoint) = run_dir, resolve(composed.resume, run_dir, fingerprint(composed))
+    if composed.run_dir and composed.resume != "auto" and run_dir.resolve() != asked:
+        raise UserError(
+            f"resume={composed.resume} goes on in its own folder, and run_dir={composed.run_dir} is another\n"
+            f"drop run_dir, or start a new run without resume"
+        )
     if checkpoint:
         composed = saved_configuration(composed, overrides, checkpoint)
     return run_dir, checkpoint, composed
