@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from grpozoo.compose import environment
 from grpozoo.compose.settings import FREE, Settings, check_resumable, fingerprint, read
 from grpozoo.errors import UserError
 
@@ -96,7 +97,11 @@ def agree(place: tuple[Path, Path | None, DictConfig] | None) -> tuple[Path, Pat
     processes()
     if place:
         run_dir, checkpoint, composed = place
-        message = [str(run_dir), checkpoint and str(checkpoint), OmegaConf.to_yaml(composed, resolve=True)]
+        message = [
+            str(run_dir),
+            checkpoint and str(checkpoint),
+            OmegaConf.to_yaml(OmegaConf.create(environment.recorded(composed))),
+        ]
     else:
         message = [None, None, None]
     broadcast_object_list(message)
@@ -114,13 +119,20 @@ def processes(**options):
 def saved_configuration(composed: DictConfig, overrides: list[str], checkpoint: Path) -> DictConfig:
     """`resume=FOLDER` alone goes on with the run's own configuration; with other overrides both must agree."""
     saved = OmegaConf.load(checkpoint / "config.yaml")
-    free = [override for override in overrides if override.lstrip("+~").split("=")[0].split(".")[0] in (*FREE, "steps")]
+    environment.check_consent(saved, composed)
+    secret = environment.variables(saved)  # said again on this command line, with the same words
+
+    def is_free(override: str) -> bool:
+        key = override.lstrip("+~").split("=")[0]
+        return key.split(".")[0] in (*FREE, "steps") or key in secret
+
+    free = [override for override in overrides if is_free(override)]
     if len(free) < len(overrides):
         check_resumable(saved, composed)
         return composed
     with open_dict(saved):
         for key in (override.lstrip("+~").split("=")[0] for override in free):
-            OmegaConf.update(saved, key, OmegaConf.select(composed, key))
+            OmegaConf.update(saved, key, environment.raw(composed, key))
     check_resumable(OmegaConf.load(checkpoint / "config.yaml"), saved)
     return saved
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.compose import environment
 from grpozoo.compose.command import compose
 from grpozoo.compose.options import read_options
 from grpozoo.compose.plugins import Active, activate
@@ -39,8 +40,8 @@ class Settings:
     notices: list[str] = field(default_factory=list)  # printed when the run starts
 
     def yaml(self) -> str:
-        """The resolved configuration, every key."""
-        return OmegaConf.to_yaml(self.composed, resolve=True)
+        """The resolved configuration, every key; what comes from the environment stays the text that asks for it."""
+        return OmegaConf.to_yaml(OmegaConf.create(environment.recorded(self.composed)))
 
     def manifest(self) -> dict[str, Any]:
         """Plugins with versions and hashes, hooks in order of application, seed, data, package versions."""
@@ -55,6 +56,7 @@ class Settings:
 def read(composed: DictConfig) -> Settings:
     """Check names first (no imports), then options, ranges, contradictions, and the data."""
     _check_sections(composed)
+    environment.check_passwords(composed)
     known = installed()
     for name in composed.plugins:
         if name not in known:
@@ -121,7 +123,7 @@ def comparable(composed: DictConfig) -> dict[str, Any]:
         else:
             flat[prefix] = value
 
-    walk("", {key: value for key, value in OmegaConf.to_container(composed, resolve=True).items() if key not in FREE})
+    walk("", {key: value for key, value in environment.recorded(composed).items() if key not in FREE})
     if str(composed.optim.schedule) == Schedule.constant.name:
         flat.pop("steps", None)  # a longer run begins like a shorter one
     return {key: value for key, value in flat.items() if key not in LATER or value != LATER[key]}
