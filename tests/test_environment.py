@@ -9,7 +9,8 @@ from grpozoo import UserError
 from grpozoo.cli.train import saved_configuration
 from grpozoo.compose.command import compose
 from grpozoo.compose.environment import check_consent, check_passwords, recorded, variables
-from grpozoo.compose.settings import Settings, comparable, fingerprint
+from grpozoo.compose.settings import Settings, comparable, fingerprint, read_core
+from grpozoo.run.tracking import Tracker
 
 TEXTS = {
     "a": "${oc.env:SECRET}",
@@ -99,3 +100,19 @@ def test_the_project_of_a_logger_is_a_name_and_no_path():
         with pytest.raises(UserError, match="logger.project is a name without /"):
             Logger(project=name).check()
     Logger(project="a.b-c d").check()
+
+
+def test_trackers_are_told_what_the_run_folder_keeps(tmp_path):
+    told = []
+
+    class Accelerator:
+        def init_trackers(self, project, config, init_kwargs):
+            told.append(config)
+
+        def log(self, values, step):
+            pass
+
+    composed = compose([*JUDGE, f"{URL}='${{oc.env:SECRET}}'"])
+    tracker = Tracker(tmp_path, read_core(composed), Accelerator(), record=recorded(composed))
+    tracker.log(0, {"update/lr": 0.1})
+    assert told[0][URL] == "${oc.env:SECRET}" and told[0]["optim.betas"] == "[0.9, 0.999]"

@@ -104,8 +104,8 @@ def _train(words: list[str], debug: bool) -> int:
     return max(statuses, default=0)
 
 
-def _job(composed: DictConfig) -> float:
-    """One run; SystemExit where a signal stopped it, which means the sweep too."""
+def _job(composed: DictConfig) -> float | None:
+    """One run, the accuracy of a sweep's; SystemExit where a signal stopped it, which means the sweep too."""
     from grpozoo.cli.train import new_folder, run
 
     job = HydraConfig.get()
@@ -120,8 +120,9 @@ def _job(composed: DictConfig) -> float:
     if not several and job.run.dir == job.runtime.cwd:  # nobody said hydra.run.dir=...
         folder = new_folder()
     done = run(composed, words, folder)
-    if several:
-        sweep.remove_if_empty(folder)
     if done.status:
         raise SystemExit(done.status)
+    if not several:
+        return None
+    sweep.remove_if_empty(folder)
     return done.accuracy

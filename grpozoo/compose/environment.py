@@ -6,7 +6,7 @@ a URL is refused; and a configuration that is read back from a run folder reads 
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -94,11 +94,9 @@ def _names(node: DictConfig | ListConfig, key: Any) -> list[str]:
     """The variables that one value asks for."""
     if not OmegaConf.is_interpolation(node, key):
         return []
-    with _asked() as names:
-        try:
-            _ = node[key]
-        except OmegaConfBaseException:  # the refusal of `ask`, or a mistake that the reader of the value reports
-            pass
+    # suppressed: the refusal of `ask`, or a mistake that the reader of the value reports
+    with _asked() as names, suppress(OmegaConfBaseException):
+        _ = node[key]
     return names
 
 

@@ -41,7 +41,11 @@ class Settings:
 
     def yaml(self) -> str:
         """The resolved configuration, every key; what comes from the environment stays the text that asks for it."""
-        return OmegaConf.to_yaml(OmegaConf.create(environment.recorded(self.composed)))
+        return OmegaConf.to_yaml(OmegaConf.create(self.record()))
+
+    def record(self) -> dict[str, Any]:
+        """The same as plain dictionaries and lists."""
+        return environment.recorded(self.composed)
 
     def manifest(self) -> dict[str, Any]:
         """Plugins with versions and hashes, hooks in order of application, seed, data, package versions."""
