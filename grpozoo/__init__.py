@@ -2,7 +2,7 @@
 
 from grpozoo import moved
 from grpozoo.errors import UserError
-from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl
+from grpozoo.hooks import HOOK_VERSION, Plugin, hookimpl, may_be_infinite
 from grpozoo.ops import (
     aggregate,
     clip_surrogate,
@@ -43,6 +43,7 @@ __all__ = [
     "kl_estimate",
     "masked_mean",
     "masked_sum",
+    "may_be_infinite",
     "top_k_mask",
     "whiten",
 ]

@@ -137,6 +137,11 @@ class Logger:
     progress: bool = True  # live line and final table
 
     def check(self) -> None:
+        folder = self.project in ("", ".", "..") or any(sign in self.project for sign in "/\\\0")
+        require(
+            not folder,
+            f"logger.project is a name without / and \\ (trackers make a folder of it), got {self.project!r}",
+        )
         require(self.completions >= -1, f"logger.completions is at least -1 (all), got {self.completions}")
 
 

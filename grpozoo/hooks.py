@@ -10,7 +10,7 @@ A plugin names only the arguments that it uses; specifications gain arguments an
 measure(), verdicts(), stream().
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pluggy
@@ -28,6 +28,11 @@ NEEDS = frozenset({
     "all_rows",  # rows whose advantage is zero take part in the update (a regularizer acts on them too)
 })
 # fmt: on
+
+
+def may_be_infinite(default: float) -> Any:
+    """The default of an option that has a meaning at infinity (`refresh_bits: float = may_be_infinite(12.0)`); others are finite."""
+    return field(default=default, metadata={"finite": False})
 
 
 class Plugin:

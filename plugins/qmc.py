@@ -29,7 +29,7 @@ from math import log2
 import numpy as np
 import torch
 
-from grpozoo import Plugin, UserError, hookimpl
+from grpozoo import Plugin, UserError, hookimpl, may_be_infinite
 from grpozoo.rng import stream
 from grpozoo.sampling import Choice, TokenSampler, counted_bits, counted_uniform
 
@@ -177,7 +177,9 @@ class Qmc(Plugin):
         eval_design: Design = Design.lattice  # of held-out evaluation; published for pass@k
         blocks: int = 1  # independent designs in a training group, at least 1; 2 or more for baseline=cross_block
         order: Order = Order.auto  # o_t: id | desc (by probability) | head (the 64 likeliest, then ids); auto: see YAML
-        refresh_bits: float = 12.0  # bits after which u is renewed, above 0, at least log2 k; published: never (inf)
+        refresh_bits: float = may_be_infinite(
+            12.0
+        )  # bits after which u is renewed, above 0, at least log2 k; published: never (inf)
         sobol_dims: int = 256  # tokens with coordinates of a Sobol point, 1 to 21201; independent numbers after
 
         def __post_init__(self):

@@ -11,7 +11,7 @@ Aggregation is the run's (plugins.grpo.aggregation). With one update per batch w
 
 from dataclasses import dataclass
 
-from grpozoo import Plugin, hookimpl, importance_ratio, masked_mean
+from grpozoo import Plugin, hookimpl, importance_ratio, masked_mean, may_be_infinite
 
 
 class TwoSided(Plugin):
@@ -27,7 +27,7 @@ class TwoSided(Plugin):
     class Config:
         clip: float = 0.2  # lower end of the ratio range is 1 - clip
         clip_high: float = 0.2  # upper end is 1 + clip_high
-        delta: float = 4.0  # cap of the ratio where A < 0, above 1 + clip_high
+        delta: float = may_be_infinite(4.0)  # cap of the ratio where A < 0, above 1 + clip_high; inf: none
 
         def __post_init__(self):
             for name in ("clip", "clip_high"):

@@ -1,15 +1,20 @@
 """The command line: what it answers, how fast, and what it says about mistakes."""
 
+import json
+import math
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 from commands import TINY, Answer, grpozoo, seconds
 
-from grpozoo.cli.main import main
+from grpozoo.cli.main import _job, main
+from grpozoo.cli.train import Done
+from grpozoo.errors import UserError
 
 
 @pytest.fixture
@@ -91,12 +96,41 @@ def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder
     (["model.width=30"], r"model\.width 30 must be a multiple of model\.heads 4"),
     (["eval.ks=[16]"], r"eval\.ks lie in 1\.\.eval\.samples = 8, got \[16\]"),
     (["reward=function"], r"plugins\.function\.path has no value: set plugins\.function\.path=\.\.\."),
-    (["+engine@second=hf"], r"unknown section 'second'"),
+    (["+engine@second=hf"], r"^\+engine@second=hf: each choice has its place .*\nwrite engine=hf, without @$"),
     (["engine=[native,hf]"], r"hf and native both replace generate\(\): keep one, drop the other with ~plugins\.NAME"),
     (["~plugins.iid"], r"no plugin answers token_sampler\(\)"),
     (["~plugins.answer"], r"no reward: choose one with reward=NAME"),
     (["reward=[answer,overlong]", "plugins.overlong.cache=100"], r"plugins\.overlong\.cache = 100 tokens is more than the longest completion, 64"),
-    (["+algo=grpo"], r"algo is chosen already: write algo=\[a,b\]"),
+    (["+algo=grpo"], r"algo is chosen already: write algo=grpo, without \+ \(algo=\[a,b\] chooses several\)"),
+    (["++reward=[answer,format]"], r"reward is chosen already: write reward=\[answer,format\], without \+"),
+    (["~algo"], r"~algo: a group is not switched off\nwrite algo=grpo, its default"),
+    (["~task=arithmetic"], r"~task: a group is not switched off\nwrite task=arithmetic"),
+    (["algo@x=gspo"], r"algo@x=gspo: .*\nwrite algo=gspo, without @"),
+    (["algo=gspo", "algo=dapo"], r"algo is chosen 2 times, .*\nwrite algo=\[gspo,dapo\]"),
+    (["algo=[gspo,stare]", "lr=1e-3", "algo=dapo"], r"algo is chosen 2 times, .*\nwrite algo=\[gspo,stare,dapo\]"),
+    (["-m", "algo=gspo,grpo", "algo=dapo"], r"algo is chosen 2 times"),
+    (["algo=[gspo,stare,gspo]"], r"algo=\[gspo,stare,gspo\] names gspo twice\nwrite algo=\[gspo,stare\]"),
+    (["-m", "algo=[gspo,gspo],grpo"], r"algo=\[gspo,gspo\] names gspo twice\nwrite algo=gspo"),
+    (["lr=1e-3", "lr=1e-4"], r"lr is set twice, to 1e-3 and to 1e-4\nkeep one: lr=1e-4"),
+    (["plugins.grpo.eps=1", "++plugins.grpo.eps=2"], r"plugins\.grpo\.eps is set twice, to 1 and to 2"),
+    (["algo=5"], r"algo: a choice is a name, or several as algo=\[a,b\]; got 5\navailable: .*gspo"),
+    (["task=null"], r"task: a choice is a name, .*got null\navailable: arithmetic"),
+    (["experiment=null"], r"experiment: a choice is a name"),
+    (["plugins=null"], r"^plugins is a section, got null\nset its keys, plugins\.KEY=VALUE"),
+    (["plugins=5"], r"^plugins is a section, got 5"),
+    (["~plugins"], r"^plugins is a section, got null"),
+    (["update=null"], r"^update is a section, got null"),
+    (["checkpoint=0"], r"^checkpoint is a section, got 0"),
+    (["plugins.grpo=0"], r"^plugins\.grpo is a section of options, got 0"),
+    (["=5"], r"the argument '=5' has no key\nwrite KEY=VALUE"),
+    (["seed=1000000000000000000000"], r"^seed is a whole number of 64 bits, -2\*\*63 to 2\*\*63 - 1, got 1000000000000000000000$"),
+    (["temperature=inf"], r"^temperature is a finite number, got inf$"),
+    (["plugins.grpo.clip=nan"], r"^plugins\.grpo\.clip is a finite number, got nan$"),
+    (["optim.betas=[0.9,nan]"], r"^optim\.betas\[1\] is a finite number, got nan$"),
+    (["task.answer_after=####"], r"cannot read the argument 'task\.answer_after=####'\n.*quotes.*\"task\.answer_after='####'\""),
+    (["--cfg", "jobs"], r"argument --cfg/-c: invalid choice: 'jobs' .*\nflags: --help"),
+    (["lr=1", "--cfg"], r"argument --cfg/-c: expected one argument"),
+    (["run_dir=/dev/null/x"], r"run_dir: /dev/null/x cannot be written to: Not a directory\nchoose another folder with run_dir=FOLDER"),
     (["+seed=1"], r"seed is there already: change it without \+"),
     (["algo=[grpo"], r"cannot read the argument 'algo=\[grpo'"),
     (["plugin"], r"cannot read the argument 'plugin', did you mean 'plugins'\?"),
@@ -113,7 +147,7 @@ def test_a_mistake_gets_one_short_message_and_status_1(typed, folder, arguments,
         and "Error executing job" not in answer.err
     )
     assert answer.out == ""
-    assert not list(folder.rglob("*.safetensors"))
+    assert not list(folder.iterdir())  # not even an empty run folder
 
 
 def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loaded(folder):
@@ -131,6 +165,83 @@ def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(f
     answer = grpozoo(*arguments, cwd=folder)
     assert answer.status == 1 and answer.out == "" and 1 <= len(answer.err.splitlines()) <= 4
     assert "Traceback" not in answer.err and "Error executing job" not in answer.err
+
+
+def test_a_flag_stands_anywhere(typed):
+    answer = job(typed("seed=7", "--cfg", "job", "steps=3"))
+    assert (answer["seed"], answer["steps"]) == (7, 3)
+
+
+def test_one_value_said_twice_is_no_contradiction(typed):
+    assert job(typed("--cfg", "job", "lr=0.5", "lr=0.5"))["lr"] == 0.5
+
+
+@pytest.fixture
+def jobs(typed, monkeypatch):
+    """The main program with a training that answers lr, or fails where seed is 1; files land where a run's do."""
+
+    def run(composed, words, folder):
+        if composed.seed == 1:
+            raise UserError("seed 1 fails\nalways")
+        where = Path(composed.run_dir or folder)
+        where.mkdir(parents=True, exist_ok=True)
+        (where / "summary.json").write_text(json.dumps({"heldout_accuracy": {"end": composed.lr}}))
+        return Done(0, where)
+
+    monkeypatch.setattr("grpozoo.cli.train.run", run)
+    return typed
+
+
+def test_a_sweep_names_the_jobs_that_failed_and_ends_with_status_1(jobs, folder):
+    answer = jobs("-m", "seed=0,1,2", "hydra.sweep.dir=sweep")
+    assert answer.status == 1 and "Traceback" not in answer.err
+    assert re.search(r"1 job of the sweep failed \(.*sweep\)\n  1  seed=1  seed 1 fails$", answer.err), answer.err
+    assert sorted(path.parent.name for path in folder.rglob("summary.json")) == ["0", "2"]
+    assert jobs("-m", "seed=0,2", "hydra.sweep.dir=sweep").status == 0  # what failed before is forgotten
+    assert jobs("seed=0").status == 0
+
+
+@pytest.mark.parametrize("lr, expected", [(0.25, 0.25), ("null", math.nan)])
+def test_a_job_answers_its_held_out_accuracy(jobs, monkeypatch, lr, expected):
+    answers = []
+    monkeypatch.setattr(
+        "grpozoo.cli.main._job", lambda composed, whole=_job: answers.append(whole(composed)) or answers[-1]
+    )
+    assert jobs("-m", f"lr={lr}", "seed=0").status == 0
+    assert answers == [pytest.approx(expected, nan_ok=True)]
+
+
+def test_the_run_folder_is_made_when_a_run_starts_and_nowhere_else(jobs, folder):
+    jobs("run_dir=mine")
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    jobs("-m", "seed=0", "run_dir=other", "hydra.sweep.dir=sweep")
+    assert not (folder / "sweep" / "0").exists() and (folder / "other").is_dir()
+    jobs("seed=0")
+    assert len(list(folder.glob("runs/*-*-*/*-*-*-*/summary.json"))) == 1
+    jobs("seed=0", "hydra.run.dir=there")
+    assert (folder / "there" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("launcher", ["joblib"])
+def test_a_job_that_fails_in_another_process_fails_the_sweep(typed, folder, launcher):
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    arguments = ["-m", "plugins.grpo.clip=-1,-2", f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep"]
+    answer = typed(*arguments)
+    assert answer.status == 1 and "Traceback" not in answer.err
+    assert re.search(
+        r"2 jobs of the sweep failed .*\n  0  .*clip=-1 .*got -1.*\n  1  .*clip=-2 .*got -2", answer.err
+    ), answer.err
+
+
+@pytest.mark.slow  # importing optuna takes seconds
+def test_optuna_finds_the_learning_rate_of_the_highest_accuracy(jobs, folder):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    choices = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_trials=4"]
+    sampler = ["hydra/sweeper/sampler=grid", "hydra.sweep.dir=sweep"]
+    answer = jobs("-m", *choices, *sampler, "lr=1e-4,3e-4,2e-4")
+    assert answer.status == 0, answer.err
+    found = yaml.safe_load((folder / "sweep" / "optimization_results.yaml").read_text())
+    assert found["best_params"] == {"lr": 3e-4} and found["best_value"] == 3e-4
 
 
 def test_an_unknown_task_kind_names_the_known_ones(typed):
@@ -214,7 +325,7 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others_and_the_status_is_1(f
 
 def test_a_signal_ends_the_sweep_and_not_only_its_job(folder, monkeypatch):
     calls = []
-    monkeypatch.setattr("grpozoo.cli.train.train", lambda *_: calls.append(1) or 143)
+    monkeypatch.setattr("grpozoo.cli.train.run", lambda *_: calls.append(1) or Done(143, folder))
     monkeypatch.setattr("sys.argv", ["grpozoo", "-m", "seed=0,1,2", f"hydra.sweep.dir={folder}"])
     with pytest.raises(SystemExit) as ended:
         main()

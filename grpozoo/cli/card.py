@@ -28,7 +28,7 @@ def methods() -> list[str]:
     """Our own choices that are a plugin of the same name, the defaults apart."""
     ours = {name for name, entry in installed().items() if entry.dist.name == "grpozoo"}
     choices = [name for group in (stacking.GROUP, *stacking.BESIDE) for name in search_path.choices(group)]
-    return sorted(name for name in choices if name in ours and name != stacking.defaults()[stacking.group_of(name)])
+    return sorted(name for name in choices if name in ours and name != search_path.defaults()[stacking.group_of(name)])
 
 
 def presets() -> list[str]:

@@ -10,17 +10,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from grpozoo.cli.messages import TOOLS, explain
-from grpozoo.compose import search_path
-from grpozoo.errors import UserError, nearest
+from grpozoo.cli import sweep
+from grpozoo.cli.flags import FLAGS, arranged
+from grpozoo.cli.messages import EXPECTED, TOOLS, explain
+from grpozoo.compose import command, search_path
+from grpozoo.errors import UserError
 
-FLAGS = (
-    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r", "--multirun", "-m",
-    "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun",
-    "--info", "-i",
-)  # fmt: skip
+__all__ = ["FLAGS", "TOOLS", "leave", "main"]
 
 
 def main() -> None:
@@ -31,20 +28,20 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and we word them
     try:
         search_path.register()
-        if tool is None:
-            _check_flags(arguments)
         if tool:
             from grpozoo.cli import tools
 
             status = tools.run(tool, arguments[1:])
         else:
-            status = _train(debug)
+            words, flags = arranged(arguments)
+            sys.argv[1:] = [*words, *flags]
+            status = _train(words, debug)
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:  # the reader has seen enough: `grpozoo plugins | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (*EXPECTED, HydraException) as error:
         if debug:
             raise
         print(explain(error), file=sys.stderr)
@@ -66,41 +63,66 @@ def leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _train(debug: bool) -> int:
+def _train(words: list[str], debug: bool) -> int:
     """All jobs of the command (several with -m); one that fails does not stop the others."""
+    command.check(words)
     if int(os.environ.get("RANK", "0")):  # the main process owns the run folder
         sys.argv += ["hydra.run.dir=."]
-    codes = []
+    statuses = []
 
     @hydra.main(version_base="1.3", config_path=str(search_path.CONF), config_name="config")
-    def job(composed: DictConfig) -> None:
-        from grpozoo.cli.train import train
-
-        hydra_config = HydraConfig.get()
+    def job(composed: DictConfig) -> float | None:
+        """The held-out accuracy at the end, for sweepers that look for the best."""
+        several = HydraConfig.get().mode is RunMode.MULTIRUN
         try:
-            if hydra_config.mode is RunMode.MULTIRUN and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise UserError(
-                    "a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead"
-                )
-            search_path.check_choices(list(hydra_config.overrides.task))
-            codes.append(train(composed, list(hydra_config.overrides.task), hydra_config.runtime.output_dir))
-            if codes[-1] > 128:  # stopped by a signal, which means the sweep too
-                raise SystemExit(codes[-1])
-        except (UserError, OmegaConfBaseException) as error:
+            return _job(composed)
+        except EXPECTED as error:
             if debug:
                 raise
             print(explain(error), file=sys.stderr)
-            codes.append(1)
+            if several:
+                sweep.note_failure(explain(error))
+                raise UserError(explain(error)) from None  # one that every launcher can hand back
+            statuses.append(1)
+        except Exception as error:
+            if several:
+                sweep.note_failure(repr(error))
+            raise
+        return None
 
-    job()
-    return max(codes, default=0)
+    sweep.Started.folder = None
+    try:
+        job()
+    except UserError as error:  # of a job that failed: the table names it with the others
+        if str(error) not in {note["message"] for note in sweep.failures()}:
+            raise
+    finally:
+        if failed := sweep.failures():
+            print(sweep.table(failed), file=sys.stderr)
+    if failed:
+        return 1
+    return max(statuses, default=0)
 
 
-def _check_flags(arguments: list[str]) -> None:
-    """Hydra's own flags only; its parser would answer a misspelt one with a page of them."""
-    for argument in arguments:
-        flag = argument.split("=")[0]
-        if flag.startswith("-") and flag not in FLAGS:
-            raise UserError(
-                f"unknown flag {flag}{nearest(flag, FLAGS)}\nflags: --help, --cfg job, -m (several runs); everything else is KEY=VALUE"
-            )
+def _job(composed: DictConfig) -> float | None:
+    """One run, the accuracy of a sweep's; SystemExit where a signal stopped it, which means the sweep too."""
+    from grpozoo.cli.train import new_folder, run
+
+    job = HydraConfig.get()
+    words, folder = list(job.overrides.task), job.runtime.output_dir
+    several = job.mode is RunMode.MULTIRUN
+    if several and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "a sweep (-m) runs its jobs one after the other in one process\nstart each job with torchrun instead"
+        )
+    command.check(words)
+    search_path.check_choices(words)
+    if not several and job.run.dir == job.runtime.cwd:  # nobody said hydra.run.dir=...
+        folder = new_folder()
+    done = run(composed, words, folder)
+    if done.status:
+        raise SystemExit(done.status)
+    if not several:
+        return None
+    sweep.remove_if_empty(folder)
+    return done.accuracy

@@ -4,11 +4,15 @@ import sys
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from grpozoo.compose import search_path
 from grpozoo.compose.command import compose
 from grpozoo.compose.registry import owner
 from grpozoo.errors import UserError, nearest
+
+EXPECTED = (UserError, OmegaConfBaseException, OSError, YAMLError)  # nobody's bug: a sentence, no traceback
 
 TOOLS = {
     "warm-start": "train the starting weights of the tiny policy: grpozoo warm-start task=arithmetic task.level=3",
@@ -25,6 +29,9 @@ def explain(error: Exception) -> str:
     text = str(error).strip()
     if isinstance(error, UserError):
         return text
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or text}\nrun_dir=FOLDER says where a run writes"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         available = search_path.choices(group) or sorted(error.options or ())
@@ -32,7 +39,12 @@ def explain(error: Exception) -> str:
             return f"unknown choice {group}={choice}{nearest(choice, available)}\navailable: {', '.join(available)}"
     if isinstance(error, OverrideParseException):
         tools = "" if "=" in error.override else f"{nearest(error.override, TOOLS)}\ntools: {', '.join(TOOLS)}"
-        return f"cannot read the argument {error.override!r}{tools}\nwrite KEY=VALUE, with quotes around values that hold spaces or commas"
+        key, equals, value = error.override.partition("=")
+        quoted = f"{key}='{value}'" if equals and "'" not in value else "KEY='VALUE'"
+        return (
+            f"cannot read the argument {error.override!r}{tools}\n"
+            f'write KEY=VALUE; a value with a comma, # or another sign takes quotes for Hydra and for the shell: "{quoted}"'
+        )
     if "appears more than once in the final defaults list" in text:
         group = text.split()[0]
         return f"{group} is chosen already: write {group}=[a,b] for several, without +"

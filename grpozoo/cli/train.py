@@ -1,17 +1,48 @@
 """The training job: settings, run folder, processes, and the loop inside them."""
 
+import json
+import math
 import os
+import tempfile
 from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from grpozoo.compose import environment
 from grpozoo.compose.settings import FREE, Settings, check_resumable, fingerprint, read
 from grpozoo.errors import UserError
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a run ended."""
+
+    status: int  # 0, or 128 + signal if it was interrupted and saved
+    folder: Path
+
+    @property
+    def accuracy(self) -> float:
+        """Held-out, greedy, at the end; NaN where nobody can tell what is right."""
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        accuracy = summary["heldout_accuracy"]["end"]
+        return math.nan if accuracy is None else float(accuracy)
+
+
+def new_folder() -> str:
+    """Where a run writes if nobody says it. It is made when the run starts, so a mistake leaves nothing behind."""
+    return datetime.now().strftime("runs/%Y-%m-%d/%H-%M-%S-%f")
+
+
 def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
-    """Run one job; returns the exit status: 0, or 128 + signal if it was interrupted and saved."""
+    """Run one job; returns the exit status."""
+    return run(composed, overrides, output_dir).status
+
+
+def run(composed: DictConfig, overrides: list[str], output_dir: str) -> Done:
+    """Run one job."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     main = int(os.environ.get("RANK", "0")) == 0
     place = locate(composed, overrides, output_dir) if main else None
@@ -23,8 +54,20 @@ def train(composed: DictConfig, overrides: list[str], output_dir: str) -> int:
     check_trackers(settings.config.logger.trackers)
     models.check(settings.config.model)
     if main:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    return start(settings, run_dir, checkpoint)
+        make(run_dir)
+    return Done(start(settings, run_dir, checkpoint), run_dir)
+
+
+def make(folder: Path) -> None:
+    """The run folder, which can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+    except OSError as error:
+        raise UserError(
+            f"run_dir: {folder} cannot be written to: {error.strerror}\nchoose another folder with run_dir=FOLDER"
+        ) from None
 
 
 def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple[Path, Path | None, DictConfig]:
@@ -36,7 +79,12 @@ def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple
         if (run_dir / "manifest.json").exists():
             raise UserError(f"{run_dir} already holds a run\ngo on with resume={run_dir}, or choose another run_dir")
         return run_dir, None, composed
-    run_dir, checkpoint = resolve(composed.resume, run_dir, fingerprint(composed))
+    asked, (run_dir, checkpoint) = run_dir, resolve(composed.resume, run_dir, fingerprint(composed))
+    if composed.run_dir and composed.resume != "auto" and run_dir.resolve() != asked:
+        raise UserError(
+            f"resume={composed.resume} goes on in its own folder, and run_dir={composed.run_dir} is another\n"
+            f"drop run_dir, or start a new run without resume"
+        )
     if checkpoint:
         composed = saved_configuration(composed, overrides, checkpoint)
     return run_dir, checkpoint, composed
@@ -49,7 +97,11 @@ def agree(place: tuple[Path, Path | None, DictConfig] | None) -> tuple[Path, Pat
     processes()
     if place:
         run_dir, checkpoint, composed = place
-        message = [str(run_dir), checkpoint and str(checkpoint), OmegaConf.to_yaml(composed, resolve=True)]
+        message = [
+            str(run_dir),
+            checkpoint and str(checkpoint),
+            OmegaConf.to_yaml(OmegaConf.create(environment.recorded(composed))),
+        ]
     else:
         message = [None, None, None]
     broadcast_object_list(message)
@@ -67,13 +119,20 @@ def processes(**options):
 def saved_configuration(composed: DictConfig, overrides: list[str], checkpoint: Path) -> DictConfig:
     """`resume=FOLDER` alone goes on with the run's own configuration; with other overrides both must agree."""
     saved = OmegaConf.load(checkpoint / "config.yaml")
-    free = [override for override in overrides if override.lstrip("+~").split("=")[0].split(".")[0] in (*FREE, "steps")]
+    environment.check_consent(saved, composed)
+    secret = environment.variables(saved)  # said again on this command line, with the same words
+
+    def is_free(override: str) -> bool:
+        key = override.lstrip("+~").split("=")[0]
+        return key.split(".")[0] in (*FREE, "steps") or key in secret
+
+    free = [override for override in overrides if is_free(override)]
     if len(free) < len(overrides):
         check_resumable(saved, composed)
         return composed
     with open_dict(saved):
         for key in (override.lstrip("+~").split("=")[0] for override in free):
-            OmegaConf.update(saved, key, OmegaConf.select(composed, key))
+            OmegaConf.update(saved, key, environment.raw(composed, key))
     check_resumable(OmegaConf.load(checkpoint / "config.yaml"), saved)
     return saved
 

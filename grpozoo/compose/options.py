@@ -1,14 +1,18 @@
 """Options of anything that declares them as a dataclass: merged, typed, checked."""
 
+import math
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from grpozoo.compose.registry import owner_of
 from grpozoo.errors import UserError, nearest
+
+BITS = 2**63  # torch's and numpy's integers end here
 
 
 @cache
@@ -21,10 +25,15 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
 
     owner: the distribution that a message names, or the entry point of the plugin.
     """
+    options = {} if options is None else options  # `NAME:` in a YAML file: its defaults
+    if not isinstance(options, Mapping | DictConfig):
+        raise UserError(f"{where} is a section of options, got {options!r}")
     try:
-        merged = OmegaConf.merge(_structured(schema), options or {})
+        merged = OmegaConf.merge(_structured(schema), options)
         if missing := sorted(OmegaConf.missing_keys(merged)):
-            raise UserError(f"{where}.{missing[0]} has no value: set {where}.{missing[0]}=...")
+            place = _place(where, missing[0])
+            raise UserError(f"{place} has no value: set {place}=...")
+        check_numbers(merged, where)
         return OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         keys = list(schema.__dataclass_fields__)
@@ -35,6 +44,31 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
         ) from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
-        raise UserError(f"{where}{'.' + str(key) if key else ''}: {str(error).splitlines()[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{_place(where, key) if key else where}: {str(error).splitlines()[0]}") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _place(where: str, key: Any) -> str:
+    """The whole key of an option; the core's everyday keys stand at the top level, where="" there."""
+    return f"{where}.{key}" if where else str(key)
+
+
+def check_numbers(node: DictConfig | ListConfig, where: str) -> None:
+    """Refuse NaN and infinity, which pass every range check of the form `x < 0`: also in lists, dictionaries and sections.
+
+    Infinity is a value of the fields made with `may_be_infinite` alone, NaN of none. Whole numbers fit 64 bits.
+    """
+    fields = getattr(OmegaConf.get_type(node), "__dataclass_fields__", {})
+    keys = range(len(node)) if isinstance(node, ListConfig) else list(node)
+    for key in keys:
+        value = node[key]
+        place = f"{where}[{key}]" if isinstance(node, ListConfig) else _place(where, key)
+        if isinstance(value, DictConfig | ListConfig):
+            check_numbers(value, place)
+        elif isinstance(value, int) and key in fields and not -BITS <= value < BITS:
+            raise UserError(f"{place} is a whole number of 64 bits, -2**63 to 2**63 - 1, got {value}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            unbounded = key in fields and not fields[key].metadata.get("finite", True)
+            if not unbounded or math.isnan(value):
+                raise UserError(f"{place} is a {'number' if unbounded else 'finite number'}, got {value}")

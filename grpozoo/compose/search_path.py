@@ -1,6 +1,7 @@
 """Where Hydra finds config files: our `conf/`, then those that installed distributions announce."""
 
 from collections import defaultdict
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +84,14 @@ def config_file(group: str, name: str) -> Path | None:
     """The file of a choice, ours or that of another distribution."""
     folders = (CONF, *config_folders().values())
     return next((file for folder in folders if (file := folder / group / f"{name}.yaml").is_file()), None)
+
+
+@cache
+def defaults() -> dict[str, str | None]:
+    """Group -> choice, of the configuration's own list of defaults."""
+    lines = OmegaConf.load(CONF / "config.yaml").defaults
+    pairs = [pair for line in lines if not isinstance(line, str) for pair in line.items()]
+    return {str(group): choice for group, choice in pairs if not str(group).startswith("override ")}
 
 
 def groups() -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.compose import environment
 from grpozoo.compose.command import compose
 from grpozoo.compose.options import read_options
 from grpozoo.compose.plugins import Active, activate
@@ -20,6 +21,11 @@ from grpozoo.errors import UserError, unknown
 from grpozoo.tasks import Task
 
 FREE = ("resume", "run_dir", "logger", "checkpoint")  # may differ between the parts of a resumed run
+SECTIONS = {
+    name: key.default_factory
+    for name, key in Config.__dataclass_fields__.items()
+    if isinstance(key.default_factory, type)
+}
 PACKAGES = ("grpozoo", "torch", "transformers", "accelerate", "hydra-core", "numpy")
 
 
@@ -34,8 +40,12 @@ class Settings:
     notices: list[str] = field(default_factory=list)  # printed when the run starts
 
     def yaml(self) -> str:
-        """The resolved configuration, every key."""
-        return OmegaConf.to_yaml(self.composed, resolve=True)
+        """The resolved configuration, every key; what comes from the environment stays the text that asks for it."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.record()))
+
+    def record(self) -> dict[str, Any]:
+        """The same as plain dictionaries and lists."""
+        return environment.recorded(self.composed)
 
     def manifest(self) -> dict[str, Any]:
         """Plugins with versions and hashes, hooks in order of application, seed, data, package versions."""
@@ -49,8 +59,10 @@ class Settings:
 
 def read(composed: DictConfig) -> Settings:
     """Check names first (no imports), then options, ranges, contradictions, and the data."""
+    _check_sections(composed)
+    environment.check_passwords(composed)
     known = installed()
-    for name in composed.plugins or {}:
+    for name in composed.plugins:
         if name not in known:
             raise unknown("plugin", name, known)
     config = read_core(composed)
@@ -70,24 +82,34 @@ def command_line(*overrides: str) -> tuple[DictConfig, Config]:
 
 def read_core(composed: DictConfig) -> Config:
     """The core's keys with their types and ranges."""
-    known = set(Config.__dataclass_fields__)
-    for name in composed:
-        if name not in known:
-            raise UserError(
-                f"{unknown('section', name, known)}\n(a config file of a plugin starts with the line '# @package plugins')"
-            )
-    sections = {}
-    for name, key in Config.__dataclass_fields__.items():
-        if isinstance(key.default_factory, type) and name in composed:
-            sections[name] = read_options(name, key.default_factory, composed[name], name)
+    _check_sections(composed)
+    schemas = {name: SECTIONS[name] for name in SECTIONS if name in composed}
+    sections = {name: read_options(name, schema, composed[name], name) for name, schema in schemas.items()}
     rest = {name: value for name, value in composed.items() if name not in sections and name not in ("plugins", "task")}
-    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "configuration")
+    config = read_options("grpozoo", Config, {**rest, "plugins": {}, "task": {}}, "")
     for name, section in sections.items():
         setattr(config, name, section)
     config.plugins = OmegaConf.to_container(composed.plugins, resolve=True)
     config.task = OmegaConf.to_container(composed.task, resolve=True)
     config.check()
     return config
+
+
+def _check_sections(composed: DictConfig) -> None:
+    """The sections are those of Config, and each is one."""
+    known = set(Config.__dataclass_fields__)
+    for name in composed:
+        if name not in known:
+            raise UserError(
+                f"{unknown('section', name, known)}\n(a config file of a plugin starts with the line '# @package plugins')"
+            )
+    for name in ("plugins", "task", *(name for name in SECTIONS if name in composed)):
+        section = composed.get(name)
+        if not isinstance(section, DictConfig):
+            raise UserError(
+                f"{name} is a section, got {'null' if section is None else section}\n"
+                f"set its keys, {name}.KEY=VALUE; python -m grpozoo --cfg job shows them"
+            )
 
 
 # Keys that earlier versions lacked, at what they meant then: their runs resume
@@ -105,7 +127,7 @@ def comparable(composed: DictConfig) -> dict[str, Any]:
         else:
             flat[prefix] = value
 
-    walk("", {key: value for key, value in OmegaConf.to_container(composed, resolve=True).items() if key not in FREE})
+    walk("", {key: value for key, value in environment.recorded(composed).items() if key not in FREE})
     if str(composed.optim.schedule) == Schedule.constant.name:
         flat.pop("steps", None)  # a longer run begins like a shorter one
     return {key: value for key, value in flat.items() if key not in LATER or value != LATER[key]}

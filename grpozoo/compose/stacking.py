@@ -25,13 +25,6 @@ def _found() -> dict[str, EntryPoint]:
 
 
 @cache
-def defaults() -> dict[str, str]:
-    """Group -> choice, of the configuration's own list of defaults."""
-    lines = OmegaConf.load(search_path.CONF / "config.yaml").defaults
-    return {group: choice for line in lines if not isinstance(line, str) for group, choice in line.items()}
-
-
-@cache
 def group_of(choice: str) -> str:
     """The group that a method is chosen in."""
     return next((group for group in BESIDE if choice in search_path.choices(group)), GROUP)

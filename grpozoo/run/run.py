@@ -43,7 +43,7 @@ class Run:
         self.timer = self.clock.timer
         self.data = PromptStream(self.task.train, self.config.seed)
         self.store = Store(run_dir / "checkpoints", self.config.checkpoint.keep)
-        self.tracker = Tracker(run_dir, self.config, accelerator, accelerator.is_main_process)
+        self.tracker = Tracker(run_dir, self.config, accelerator, accelerator.is_main_process, record=settings.record())
         self._join(Processes(accelerator))
         self.said: set[str] = set()  # what was printed already
         for notice in settings.notices:

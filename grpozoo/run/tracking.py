@@ -68,10 +68,12 @@ class Tracker:
         accelerator: Any = None,
         is_main: bool = True,
         stream: TextIO | None = None,
+        record: Mapping[str, Any] | None = None,
     ):
         self.run_dir = Path(run_dir)
         self.config = config
         self.accelerator = accelerator  # created with log_with=config.logger.trackers; None: no trackers
+        self.record = record  # the configuration without secrets, as trackers are told it; None: config
         self.is_main = is_main
         self.stream = stream or sys.stderr
         self.progress = Progress(config.steps, config.logger.progress and is_main, self.stream)
@@ -157,7 +159,9 @@ class Tracker:
                 purge = {"tensorboard": {"purge_step": step}}  # hides what a killed run wrote beyond its checkpoint
                 options = purge if "tensorboard" in self.config.logger.trackers else {}
                 project = self.config.logger.project
-                self.accelerator.init_trackers(project, config=settings(self.config), init_kwargs=options)
+                self.accelerator.init_trackers(
+                    project, config=settings(self.record or self.config), init_kwargs=options
+                )
             self.accelerator.log(values, step=step)
         except Exception as error:  # a tracker's network or disk; training does not depend on it
             self.accelerator = None

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpozoo.compose.inputs import contents, differing
 from grpozoo.compose.options import read_options
-from grpozoo.compose.search_path import CONF, config_folders
+from grpozoo.compose.search_path import CONF, config_folders, defaults
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS, NEEDS, Plugin
 from grpozoo.testing.subject import Subject, claim
@@ -47,17 +47,11 @@ def overrides_for(name: str) -> list[str]:
         for folder in (CONF, *config_folders().values())
         if folder in file.parents
     )
-    return [f"{group}={files[0].stem}" if group.as_posix() in _defaults() else f"+{group}={files[0].stem}"]
+    return [f"{group}={files[0].stem}" if group.as_posix() in defaults() else f"+{group}={files[0].stem}"]
 
 
 def _options(file: Path, name: str) -> dict:
     return OmegaConf.to_container(OmegaConf.load(file))[name] or {}
-
-
-def _defaults() -> set[str]:
-    """Groups that the default configuration chooses from."""
-    lines = OmegaConf.load(CONF / "config.yaml").defaults
-    return {str(key) for line in lines if not isinstance(line, str) for key in line}
 
 
 def check_composes(subject: Subject) -> None:
