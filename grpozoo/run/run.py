@@ -71,9 +71,8 @@ class Run:
         config, optim = self.config, self.config.optim
         law = Law(config.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.min_p)
         model, tokenizer = models.load(config.model, self.task, self.processes.device, config.seed)
-        self.policies = {
-            "policy": Policy(model, tokenizer, law, config.model.chat_template, config.update.logits_chunk)
-        }
+        options = (config.model.chat_template, config.update.logits_chunk, config.model.special_tokens_in_data)
+        self.policies = {"policy": Policy(model, tokenizer, law, *options)}
         model.requires_grad_(False)
         groups = [{"lr_scale": 1.0, **group} for group in self.hooks.select_parameters(policy=self.policy)]
         self.trained = [parameter for group in groups for parameter in group["params"]]
