@@ -32,8 +32,8 @@ def encode(
     `special_tokens_in_data`; those that the template writes always are control ids.
     """
     if not special_tokens_in_data:
-        prompt = _as_text(tokenizer, prompt)
-    text = render(tokenizer, prompt, chat_template)
+        prompt = as_text(tokenizer, prompt)
+    text = shown(tokenizer, prompt, chat_template)
     _check_characters(tokenizer, text.replace(BREAK, ""), prompt)
     bare = _pieces(tokenizer, text)
     ids = bare
@@ -85,7 +85,7 @@ def templated(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> boo
     return bool(wanted and tokenizer.chat_template)
 
 
-def render(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> str:
+def shown(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> str:
     """The text that the model sees."""
     if not templated(tokenizer, prompt, chat_template):
         return "\n\n".join(contents(prompt))
@@ -99,7 +99,7 @@ def render(tokenizer: Any, prompt: Prompt, chat_template: bool | None) -> str:
     return text + last["content"]
 
 
-def _as_text(tokenizer: Any, prompt: Prompt) -> Prompt:
+def as_text(tokenizer: Any, prompt: Prompt) -> Prompt:
     """The prompt with its special tokens broken; the same one where there are none."""
     pattern = _pattern(tokenizer)
     if pattern is None or not any(map(pattern.search, contents(prompt))):
@@ -141,14 +141,21 @@ def _pattern_of(tokenizer: Any, size: int) -> re.Pattern | None:
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
-def _check_characters(tokenizer: Any, text: str, prompt: Prompt) -> None:
-    """The tiny policy's tokenizer refuses what it does not know; others spell every byte."""
+def characters(tokenizer: Any) -> frozenset[str] | None:
+    """All that a tokenizer knows, if it refuses others (the tiny policy's does); None: it can spell every byte."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or type(core.model).__name__ != "WordLevel" or tokenizer.unk_token is not None:
-        return
-    missing = sorted(set(text) - set(tokenizer.get_vocab()))
+        return None
+    return frozenset(tokenizer.get_vocab())
+
+
+def _check_characters(tokenizer: Any, text: str, prompt: Prompt) -> None:
+    known = characters(tokenizer)
+    missing = sorted(set(text) - known) if known else []
     if missing:
         raise UserError(
-            f"prompt {prompt.id!r} has {', '.join(map(repr, missing[:5]))}, which the tiny policy does not know\n"
-            "it knows printable ASCII and the newline: change the data, or use model=smollm2 or model.path"
+            f"prompt {prompt.id!r} has {', '.join(map(repr, missing[:5]))}, which the tiny policy does not know\n{ALPHABET}"
         )
+
+
+ALPHABET = "it knows printable ASCII and the newline: change the data, or use model=smollm2 or model.path"

@@ -23,6 +23,7 @@ from grpozoo.run.numbers import Clock, foreseen, observe
 from grpozoo.run.passes import Passes
 from grpozoo.run.processes import Interruption, Processes
 from grpozoo.run.prompts import PromptStream
+from grpozoo.run.survey import check_prompts
 from grpozoo.run.tracking import Tracker
 from grpozoo.sampling import Law
 from grpozoo.types import Rewards, Rollouts
@@ -48,6 +49,7 @@ class Run:
         for notice in settings.notices:
             self.say(notice)
         self._load_policy()
+        check_prompts(self)
         self.hooks.setup(run=self)
         if checkpoint:
             state.restore(self, checkpoint)
