@@ -156,6 +156,7 @@ class Model:
     trust_remote_code: bool = False  # run Python code that comes with the model
     allow_pickle: bool = False  # load weights that are not safetensors
     chat_template: bool | None = None  # null: for chat messages; true: for plain text too; false: never
+    special_tokens_in_data: bool = False  # those that stand in the data become control ids; false: they are text
     warm_start: bool = True  # tiny only: start from supervised weights; false: random ones
     layers: int = 4  # tiny only: decoder layers
     width: int = 128  # tiny only: size of hidden states, a multiple of heads

@@ -9,6 +9,7 @@ It composes with every other reward by its weight.
 from dataclasses import dataclass
 
 from grpozoo import Plugin, UserError, hookimpl
+from grpozoo.tasks import Task
 
 
 class Answer(Plugin):
@@ -27,8 +28,10 @@ class Answer(Plugin):
         verdicts = [run.task.verify(prompt, text) for prompt, text in zip(rollouts.prompts, rollouts.text, strict=True)]
         self.verified = self.verified or any(verdict is not None for verdict in verdicts)
         if verdicts and not self.verified:
+            kind = type(run.task)
+            first = f"gives no verdict: no prompt so far has an answer, the first is {rollouts.prompts[0].id!r}"
             raise UserError(
-                f"plugins.{self.name}: the task {type(run.task).__name__} has no verifier\n"
+                f"plugins.{self.name}: the task {kind.__name__} {'has no verifier' if kind.verify is Task.verify else first}\n"
                 "compare with its answers by reward=numeric or reward=math, or bring a function of your own:\n"
                 "reward=function plugins.function.path=FILE.py:FUNCTION"
             )

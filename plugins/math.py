@@ -2,11 +2,12 @@
 
     r_i = 1[ the expression found in text_i equals the one in answer_i ]           0 where the text has no expression
 
-The comparison runs in one child process that lives as long as the run. A watchdog thread inside the child ends it
+The last closed <answer> or box is the completion's answer (grpozoo.rewards.notation); answers of words are compared as
+words. The comparison runs in one child process that lives as long as the run. A watchdog thread inside the child ends it
 when a row takes longer than `seconds`, even in the middle of a huge power, and the next row gets a new child. No
 signal is involved, so it works from any thread. A row that was too slow, or on which math-verify raised an error,
-gets no answer (it leaves its group) and counts in `math/failures`. So does a prompt whose answer cannot be read;
-a prompt without answer has nothing to compare with and gets none either.
+gets no answer (it leaves its group) and counts in `math/failures`. So does a prompt whose answer cannot be read or is
+prose; a prompt without answer has nothing to compare with and gets none either.
 """
 
 import faulthandler
@@ -22,6 +23,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from grpozoo import Plugin, UserError, hookimpl
+from grpozoo.rewards.notation import equal, final, in_box, is_formula, is_prose, plain, says, without_unit, wording
 
 
 class Math(Plugin):
@@ -136,12 +138,21 @@ def serve(seconds: float) -> None:
 
 
 def judge(answer: str, text: str) -> float | None:
-    """The verdict of math-verify; None where it fails."""
+    """Equal words or, by math-verify, equal mathematics; None where it fails or the answer is prose."""
     from math_verify import verify
 
+    if is_prose(answer):
+        return None
+    words = wording(without_unit(answer))
+    if equal(answer, text) or (words is not None and says(text, words)):
+        return 1.0
+    if words is not None and words.isalpha() and len(words) > 2:  # x and ab may be variables
+        return 0.0
     try:
         expected = read_answer(answer)
-        return float(verify(expected, read(text), timeout_seconds=None, raise_on_error=True)) if expected else None
+        return (
+            float(verify(expected, read_final(text), timeout_seconds=None, raise_on_error=True)) if expected else None
+        )
     except Exception:
         return None
 
@@ -149,8 +160,16 @@ def judge(answer: str, text: str) -> float | None:
 @lru_cache(maxsize=1024)
 def read_answer(answer: str) -> list:
     """Answers of data sets are often bare LaTeX, which math-verify reads only between dollar signs."""
-    bare = "$" not in answer and "\\boxed" not in answer
-    return (read(f"${answer}$") if bare else []) or read(answer)
+    bare = plain(without_unit(final(answer)))
+    return (read(f"${bare}$") if "$" not in bare else []) or read(bare)
+
+
+def read_final(text: str) -> list:
+    """The final answer of a completion: of several boxes the last one counts."""
+    if in_box(text):
+        return read_answer.__wrapped__(text)  # each is asked for once
+    answer = plain(final(text))
+    return read(f"${answer}$" if is_formula(answer) else answer)
 
 
 def read(text: str) -> list:

@@ -137,14 +137,18 @@ def serving(answers):
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
             seen.append((self.path, dict(self.headers), body))
             status, content = answers.pop(0) if len(answers) > 1 else answers[0]
             if callable(content):
                 content = content(body)
             self.send_response(status)
+            if status in (301, 302, 303, 307, 308):
+                self.send_header("Location", content)
             self.end_headers()
             self.wfile.write(json.dumps({"choices": [{"message": {"content": content}}]}).encode())
+
+        do_GET = do_POST
 
         def log_message(self, *_):
             pass
@@ -222,3 +226,12 @@ def test_an_endpoint_that_is_not_there_or_hangs_is_a_failure():
         judge = EndpointJudge(url, "grader", timeout=0.1)
         assert judge.labels([(SUM, "x")]) == [None] and "timed out" in judge.trouble
         release.set()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_key_follows_no_redirect(monkeypatch, status):
+    monkeypatch.setenv("GRPOZOO_JUDGE_KEY", "secret")
+    with serving([(200, '["useful"]')]) as (other, seen), serving([(status, other)]) as (url, asked):
+        judge = EndpointJudge(url, "grader")
+        assert judge.labels([(SUM, "x")]) == [None] and len(asked) == 2
+    assert not seen and f"redirects to {other}" in judge.trouble and "secret" not in judge.trouble

@@ -150,6 +150,39 @@ def test_messages_are_found_and_a_closing_assistant_turn_is_the_solution_not_the
     assert nested.train[0].messages == prompt.messages
 
 
+TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>\n"}]
+
+
+def test_a_dropped_assistant_turn_is_said_once_for_the_whole_set(tmp_path):
+    task = files(tmp_path, [{"prompt": TURNS, "answer": "4"}, {"prompt": "3+3?", "answer": "6"}], heldout=0)
+    [notice] = task.notices
+    assert "1 of 2 rows end in an assistant turn" in notice and "task.prefill=continue" in notice
+    assert not files(tmp_path, ROWS).notices
+
+
+def test_a_prefilled_turn_is_gone_on_with_and_the_suffix_belongs_to_the_user(tmp_path):
+    task = files(tmp_path, [{"prompt": TURNS, "answer": "4"}], prefill="continue", suffix=" Think.", heldout=0)
+    [prompt] = task.train
+    assert [m["content"] for m in prompt.messages] == ["2+2? Think.", "<think>\n"]
+    assert task.solution(prompt) is None and not task.notices
+    with pytest.raises(UserError, match="there is no prompt"):
+        files(tmp_path, [{"prompt": TURNS[1:]}], prefill="continue")
+    with pytest.raises(UserError, match="drop, continue"):
+        files(tmp_path, [{"prompt": TURNS}], prefill="go_on")
+
+
+def test_the_choice_of_prefill_is_part_of_the_fingerprint_and_its_default_is_what_there_was(tmp_path):
+    base = files(tmp_path).fingerprint()
+    assert files(tmp_path, prefill="drop").fingerprint() == base != files(tmp_path, prefill="continue").fingerprint()
+
+
+def test_empty_answers_are_counted_and_named_by_row(tmp_path):
+    rows = [{"prompt": str(i), "answer": None if i % 2 else i} for i in range(20)]
+    [notice] = files(tmp_path, rows, heldout=0).notices
+    assert "column 'answer' is empty in 10 of 20 rows (row 2, 4, 6, 8, 10, ...)" in notice
+    assert not files(tmp_path, [{"prompt": "hello"}], heldout=0).notices  # nobody said that there are answers
+
+
 def test_system_messages_suffix_and_chat(tmp_path):
     rows = [{"prompt": "hi", "system": "be brief"}, {"prompt": "ho", "system": None}]
     task = files(tmp_path, rows, system_prompt="be kind", suffix=" Think.", heldout=0)

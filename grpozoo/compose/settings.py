@@ -70,7 +70,7 @@ def read(composed: DictConfig) -> Settings:
     notices = [notice for notice in active.hooks.validate(config=config, active=active) if notice]
     task = load_task(config.task)
     check_size(task, config.prompts_per_step)
-    return Settings(config, active, task, composed, notices)
+    return Settings(config, active, task, composed, [*notices, *task.notices])
 
 
 @cache
@@ -113,7 +113,14 @@ def _check_sections(composed: DictConfig) -> None:
 
 
 # Keys that earlier versions lacked, at what they meant then: their runs resume
-LATER = {"update.prefix_cache": True, "task.padding": 0.0, "task.scaffold_share": 0.0, "task.slips": 0.0}
+LATER = {
+    "update.prefix_cache": True,
+    "task.padding": 0.0,
+    "task.scaffold_share": 0.0,
+    "task.slips": 0.0,
+    "task.prefill": "drop",
+    "model.special_tokens_in_data": False,  # the same ids, except where data hold some: a notice says so
+}
 
 
 def comparable(composed: DictConfig) -> dict[str, Any]:

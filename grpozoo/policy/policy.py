@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from grpozoo.models.text import decode, encode, stop_ids
+from grpozoo.models.text import decode, encode, encode_completion, stop_ids
 from grpozoo.packing import pack
 from grpozoo.policy.finite import overflow
 from grpozoo.policy.frozen import Prefix, blocks_of, ending, keys, starting
@@ -35,10 +35,19 @@ SHAPED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # config 
 class Policy:
     """A causal language model with its tokenizer, always in evaluation mode: sampled and scored under one law."""
 
-    def __init__(self, model, tokenizer, law: Law, chat_template: bool | None = None, logits_chunk: int = 512):
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        law: Law,
+        chat_template: bool | None = None,
+        logits_chunk: int = 512,
+        special_tokens_in_data: bool = False,
+    ):
         """logits_chunk: completion tokens whose logits exist at the same time."""
         self.model, self.tokenizer, self.law = model.eval(), tokenizer, law
         self.chat_template, self.logits_chunk = chat_template, logits_chunk
+        self.special_tokens_in_data = special_tokens_in_data  # as control ids; False: as text
         self.stop_ids = stop_ids(model, tokenizer)
         self.backbone = model.get_decoder()
         accepted = inspect.signature(self.backbone.forward).parameters
@@ -56,20 +65,21 @@ class Policy:
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt, chat template applied."""
-        return tuple(encode(self.tokenizer, prompt, self.chat_template))
+        return tuple(encode(self.tokenizer, prompt, self.chat_template, self.special_tokens_in_data))
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, without special tokens."""
         return decode(self.tokenizer, ids)
 
     def encode_completion(self, text: str) -> list[int]:
-        """Token ids of a completion's text, without special tokens."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        """Token ids of a completion's text, no stop token added."""
+        return encode_completion(self.tokenizer, text, self.special_tokens_in_data)
 
     def copy(self) -> "Policy":
         """Another policy with the same weights and law, its parameters apart and frozen."""
         model = deepcopy(self.model).requires_grad_(False)
-        return Policy(model, self.tokenizer, self.law, self.chat_template, self.logits_chunk)
+        options = (self.chat_template, self.logits_chunk, self.special_tokens_in_data)
+        return Policy(model, self.tokenizer, self.law, *options)
 
     @torch.no_grad()
     def mix(self, other: "Policy", share: float) -> None:

@@ -140,12 +140,19 @@ class EndpointJudge(Judge):
         if key := os.environ.get("GRPOZOO_JUDGE_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+        with urllib.request.build_opener(NoRedirect).open(request, timeout=self.timeout) as answer:
             text = json.load(answer)["choices"][0]["message"]["content"]
         lists = re.findall(r"\[[^][]*\]", text)
         if not lists:
             raise ValueError(f"no list of labels in {text!r:.80}")
         return [str(label).strip().lower() for label in json.loads(lists[-1])]
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key to a host that nobody named, and turns a POST into a GET."""
+
+    def redirect_request(self, request, file, code, message, headers, newurl):
+        raise OSError(f"{request.full_url} redirects to {newurl}: give that address if you trust it")
 
 
 INSTRUCTION = """Below is a problem and a solution whose final answer is right. Divide the solution into its atomic steps: \

@@ -6,6 +6,7 @@ import torch
 
 from grpozoo.errors import UserError
 from grpozoo.evaluate import verdicts
+from grpozoo.models.text import special_tokens
 from grpozoo.rewards.asking import collective
 from grpozoo.rewards.score import score
 from grpozoo.rollout import in_order
@@ -65,6 +66,11 @@ class Ask:
         for request, text in zip(requests, texts, strict=True):
             if len(request.sample_ids) != 1 or request.policy in self.run.policies:
                 raise UserError("given() takes requests of one sample each whose policy is none of the run's")
+            if not policy.special_tokens_in_data and (found := special_tokens(policy.tokenizer, text)):
+                self.run.say(
+                    f"completions of {request.policy!r} hold special tokens of the tokenizer, such as {found[0]!r}: they are read "
+                    "as text\nif the model is to write them: model.special_tokens_in_data=true"
+                )
             rows.append([*policy.encode_completion(text), stop])
         lengths = torch.tensor([min(len(row), longest) for row in rows])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]

@@ -24,6 +24,7 @@ from grpozoo.run.numbers import Clock, foreseen, observe
 from grpozoo.run.passes import Passes
 from grpozoo.run.processes import Interruption, Processes
 from grpozoo.run.prompts import PromptStream
+from grpozoo.run.survey import check_prompts
 from grpozoo.run.tracking import Tracker
 from grpozoo.sampling import Law
 from grpozoo.types import Rewards, Rollouts
@@ -49,6 +50,7 @@ class Run:
         for notice in settings.notices:
             self.say(notice)
         self._load_policy()
+        check_prompts(self)
         self.hooks.setup(run=self)
         if checkpoint:
             state.restore(self, checkpoint)
@@ -72,9 +74,8 @@ class Run:
         config, optim = self.config, self.config.optim
         law = Law(config.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.min_p)
         model, tokenizer = models.load(config.model, self.task, self.processes.device, config.seed)
-        self.policies = {
-            "policy": Policy(model, tokenizer, law, config.model.chat_template, config.update.logits_chunk)
-        }
+        options = (config.model.chat_template, config.update.logits_chunk, config.model.special_tokens_in_data)
+        self.policies = {"policy": Policy(model, tokenizer, law, *options)}
         model.requires_grad_(False)
         groups = [{"lr_scale": 1.0, **group} for group in self.hooks.select_parameters(policy=self.policy)]
         self.trained = [parameter for group in groups for parameter in group["params"]]

@@ -16,6 +16,7 @@ class Task:
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
+    notices: Sequence[str] = ()  # what to know about the data, said when the run starts
     decides = True  # whether `verify` tells right from wrong in evaluation; False: the chosen rewards do
 
     @dataclass

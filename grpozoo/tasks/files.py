@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from grpozoo.errors import UserError
-from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, read_all, split, without
+from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, split, without
 
 
 class Files(RowTask):
@@ -45,7 +45,7 @@ class Files(RowTask):
         if not table:
             raise UserError(f"task.{option}={path} has no rows")
         columns = dict.fromkeys(name for row in table for name in row)  # rows of JSONL need not be alike
-        return read_all(Columns(self.config, columns, path), table)
+        return self.read(Columns(self.config, columns, path), table)
 
 
 def _files(option: str, path: str) -> list[Path]:

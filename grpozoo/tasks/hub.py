@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from grpozoo.errors import UserError
-from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, read_all, split, without
+from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, split, without
 from grpozoo.types import Prompt
 
 STREAM_SHARE = 0.05  # of the questions of a stream, kept for the held-out set
@@ -46,12 +46,12 @@ class Hub(RowTask):
         if config.streaming:
             self._stream(source)
             return
-        rows = read_all(self._columns(source, config.split), source)
+        rows = self.read(self._columns(source, config.split), source)
         if config.heldout_split is None:
             self.train, self.heldout = split(rows, config.heldout)
         else:
             heldout = self._load(config.heldout_split)
-            held = read_all(self._columns(heldout, config.heldout_split), heldout)
+            held = self.read(self._columns(heldout, config.heldout_split), heldout)
             self.train, self.heldout = without(rows, held), [row.prompt for row in held]
 
     def _stream(self, source: Any) -> None:
@@ -62,9 +62,10 @@ class Hub(RowTask):
         if self.config.heldout_split is None:
             held = list(islice((row for row in rows if row.share < share), count))
             self.train = _Training(rows, share, frozenset())
+            self.notices = rows.columns.notices()
         else:
             heldout = self._load(self.config.heldout_split)
-            held = list(_Stream(heldout, self._columns(heldout, self.config.heldout_split)))
+            held = self.read(self._columns(heldout, self.config.heldout_split), heldout)
             self.train = _Training(rows, 0.0, frozenset(row.share for row in held))
         self.heldout = [row.prompt for row in held]
 

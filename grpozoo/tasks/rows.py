@@ -1,7 +1,8 @@
 """Rows with named columns -> prompts: what `jsonl` and `hf` have in common.
 
-A row is a mapping from column to value. Its prompt is a string or a list of {"role", "content"} messages; a closing
-assistant turn is a worked answer and no part of the prompt. Columns that have no role here go to `Prompt.extra` as they
+A row is a mapping from column to value. Its prompt is a string or a list of {"role", "content"} messages. A closing
+assistant turn is a worked answer and no part of the prompt (said when the run starts), or with `prefill=continue` the
+beginning of the completion that the policy goes on with. Columns that have no role here go to `Prompt.extra` as they
 are, where rewards find them by name.
 
 Ids are hashes of the rows, so they survive reordering and added rows; of equal rows each has its own. Rows with equal
@@ -12,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 from grpozoo.errors import UserError, nearest
@@ -28,6 +30,7 @@ NAMES = {  # role of a column -> names that are tried when the option is null
     "system": ("system",),
     "solution": ("solution",),
 }
+Prefill = Enum("Prefill", ["drop", "continue"])
 PLACES = ("path", "heldout_path")  # where data lies does not change what they are
 
 
@@ -45,6 +48,7 @@ class RowTask(Task):
         system: str | None = None  # column of system messages; null: system, if there is one
         system_prompt: str | None = None  # one system message for every row without its own
         suffix: str = ""  # appended to the prompt, such as an instruction on the format
+        prefill: Prefill = Prefill.drop  # a closing assistant turn: drop (a worked answer) | continue (go on with it)
         chat: bool = False  # text prompts become a user message; so they do whenever there is a system message
         answer_after: str | None = None  # the answer follows the last of these marks, in the column too if it is there
         answer_before: str | None = None  # and stands before this one
@@ -63,9 +67,22 @@ class RowTask(Task):
         """The row's worked completion, if it has one."""
         return prompt.extra.get("solution")
 
+    def read(self, columns: "Columns", rows: Iterable[Mapping[str, Any]]) -> list["Row"]:
+        """All rows in order; equal ones are numbered. What is odd about them is said when the run starts."""
+        seen: Counter[str] = Counter()
+        result = []
+        for number, row in enumerate(rows, start=1):
+            key = content(row)
+            result.append(columns.read(row, seen[key], f"{columns.where}, row {number}"))
+            seen[key] += 1
+        self.notices = [*self.notices, *columns.notices()]
+        return result
+
     def fingerprint(self) -> str:
         """Hash of the rows and of the options that shape prompts and answers; not of where the data lies."""
         options = {name: value for name, value in asdict(self.config).items() if name not in PLACES}
+        if options.pop("prefill") is not Prefill.drop:  # the others hash as they did before there was a choice
+            options["prefill"] = self.config.prefill.name
         return digest([json.dumps(options, sort_keys=True), *self._fingerprint_ids()])
 
     def _fingerprint_ids(self) -> Iterator[str]:
@@ -115,6 +132,26 @@ class Columns:
         self.question: str = found
         self.answer, self.solution, self.system = (self._find(role) for role in ("answer", "solution", "system"))
         self._used = {self.question, self.answer, self.solution, self.system}
+        self.rows = 0  # read so far
+        self.dropped = 0  # closing assistant turns in them
+        self.unanswered: list[int] = []  # numbers of the rows whose answer is empty, in the column that has answers
+
+    def notices(self) -> list[str]:
+        """What to say about the rows read so far."""
+        said = []
+        if self.unanswered:
+            first = ", ".join(map(str, self.unanswered[:5])) + ", ..." * (len(self.unanswered) > 5)
+            said.append(
+                f"{self.where}: column {self.answer!r} is empty in {len(self.unanswered)} of {self.rows} rows (row {first}): "
+                "their completions have nothing to be compared with"
+            )
+        if self.dropped:
+            said.append(
+                f"{self.where}: {self.dropped} of {self.rows} rows end in an assistant turn, which is taken for a worked "
+                "answer and no part of the prompt\n"
+                "where it is the beginning of the completion (a prefilled <think>): task.prefill=continue"
+            )
+        return said
 
     def _find(self, role: str) -> str | None:
         asked = getattr(self.config, role)
@@ -129,6 +166,7 @@ class Columns:
 
     def read(self, row: Mapping[str, Any], occurrence: int, where: str) -> Row:
         """One row; `occurrence` tells equal rows apart, `where` names it in errors."""
+        self.rows += 1
         question = row.get(self.question)
         messages, solution = self._messages(question, where)
         if self.solution and row.get(self.solution) is not None:
@@ -137,7 +175,10 @@ class Columns:
         if solution is not None:
             extra["solution"] = solution
         text, messages = self._dress(question, messages, row.get(self.system) if self.system else None)
-        prompt = Prompt(stable_hex(content(row), occurrence), text, messages, self._answer(row), extra)
+        answer = self._answer(row)
+        if self.answer and answer is None:
+            self.unanswered.append(self.rows)
+        prompt = Prompt(stable_hex(content(row), occurrence), text, messages, answer, extra)
         return Row(prompt, unit("side", content(question)))
 
     def _dress(
@@ -151,8 +192,9 @@ class Columns:
             messages = ({"role": "user", "content": question},)
         if system and messages[0]["role"] not in ("system", "developer"):
             messages = ({"role": "system", "content": str(system)}, *messages)
-        last = messages[-1]
-        return None, (*messages[:-1], {**last, "content": last["content"] + self.config.suffix})
+        at = len(messages) - 1 - (messages[-1]["role"] == "assistant")  # a prefilled turn stands behind the suffix
+        asked = {**messages[at], "content": messages[at]["content"] + self.config.suffix}
+        return None, (*messages[:at], asked, *messages[at + 1 :])
 
     def _answer(self, row: Mapping[str, Any]) -> str | None:
         value = row.get(self.answer) if self.answer else None
@@ -185,23 +227,15 @@ class Columns:
             return messages, None
         if len(messages) == 1:
             raise UserError(f"{where}: the only message is the assistant's: there is no prompt")
+        if self.config.prefill is not Prefill.drop:
+            return messages, None
+        self.dropped += 1
         return messages[:-1], last["content"]
 
 
 def content(value: Any) -> str:
     """A value as text in which equal values look equal, whatever the order of keys."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-
-
-def read_all(columns: Columns, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """All rows in order; equal ones are numbered."""
-    seen: Counter[str] = Counter()
-    result = []
-    for number, row in enumerate(rows, start=1):
-        key = content(row)
-        result.append(columns.read(row, seen[key], f"{columns.where}, row {number}"))
-        seen[key] += 1
-    return result
 
 
 def split(rows: list[Row], heldout: float) -> tuple[list[Prompt], list[Prompt]]:

@@ -49,6 +49,13 @@ def test_a_task_without_verifier_is_an_error_that_names_other_rewards():
         column(Answer(Answer.Config()), "answer", rows(["a"], ["a"]), SimpleNamespace(task=Task(Task.Config())))
 
 
+def test_prompts_without_an_answer_are_named_and_not_the_verifier():
+    with pytest.raises(
+        UserError, match=r"the task Copy gives no verdict: no prompt so far has an answer, the first is "
+    ):
+        column(Answer(Answer.Config()), "answer", rows(["a"], [None]), RUN)
+
+
 def test_a_batch_without_verdict_is_no_error_once_there_was_one():
     plugin = Answer(Answer.Config())
     assert column(plugin, "answer", rows(["a"], ["a"]), RUN) == [1.0]

@@ -6,13 +6,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from grpozoo_plugins import math as module
 from grpozoo_plugins.math import Math
+from hypothesis import given
+from hypothesis import strategies as st
 from reward_rows import column, rows
 
 from grpozoo import UserError
+from grpozoo.rewards import notation
 
 TOWER = "$9^{9^{9^9}}$"  # evaluating it would take longer than the universe
 
@@ -39,6 +43,50 @@ def test_verdicts(plugin, text, answer, expected):
     plugin.logged.clear()
     assert column(plugin, "math", rows([text, "1"], [answer, "1"])) == [expected, 1.0]
     assert plugin.logged == [("math/failures", 0.0, 2.0)]
+
+
+def documented():
+    """The rows (answer, completion, verdict) of the table in docs/tasks-and-rewards.md."""
+    page = (Path(__file__).parents[2] / "docs" / "tasks-and-rewards.md").read_text()
+    table = page.split("<!-- verdicts of reward=math -->\n")[1].split("<!-- end -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines()[2:]]
+    return [
+        (answer[1:-1], text[1:-1], {"1": 1.0, "0": 0.0, "none": None}[verdict]) for _, answer, text, verdict in cells
+    ]
+
+
+def test_the_verdicts_in_the_documentation_are_the_codes():
+    cases = documented()
+    assert len(cases) >= 60
+    assert [(*case[:2], module.judge(*case[:2])) for case in cases] == cases
+
+
+@pytest.mark.parametrize("text, answer", [
+    (r"\boxed{\boxed{5}}", "5"),
+    (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),  # an escaped brace closes nothing
+    (r"\boxed{4} \boxed{\frac{1}{2}", "4"),
+    ("<answer>1</answer> <answer> 2", "1"),
+    (r"<answer>so \boxed{3}</answer> \boxed{4}", "3"),
+    ("no mark", "no mark"),
+])  # fmt: skip
+def test_the_final_answer_of_a_completion(text, answer):
+    assert notation.final(text) == answer
+
+
+@pytest.mark.parametrize("text, expected", [
+    (r"2 1/3", "7/3"), ("1.5 1/3", "1.5 1/3"), (r"1\,234\,567", "1234567"), ("12 345", "12345"), ("1 2", "1 2"),
+    ("2.5E-2", "0.025"), ("x1e3", "x1e3"), ("2e", "2e"), (r"0.1\overline{6}", "1/6"), ("0.\\overline9", "1/1"),
+    ("spin", "spin"), ("2pi", r"2\pi "), ("sin(x)", r"\sin (x)"), ("single", "single"), ("√(a+b)", r"\sqrt{a+b}"),
+])  # fmt: skip
+def test_notations_are_written_in_one_way(text, expected):
+    assert notation.plain(text) == expected
+
+
+@given(st.text("5.,/%$ \\{}boxedansweriπ√:^_()", max_size=40), st.text("5ab {}\\text$", max_size=12))
+def test_no_completion_makes_the_notation_raise(text, answer):
+    words = notation.wording(answer)
+    notation.plain(notation.final(text)), notation.is_prose(answer), notation.without_unit(answer)
+    assert notation.says(text, words or "x") in (True, False) and not (words and notation.is_prose(answer))
 
 
 def test_a_pathological_expression_ends_in_time_and_is_missing_not_zero(plugin):
