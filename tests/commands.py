@@ -18,7 +18,7 @@ finally:
 """
 TINY = [  # a run of two steps on random weights
     "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "eval.every=0", "eval.prompts=8",
-    "eval.samples=0", "steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files",
+    "eval.samples=0", "task.train=400", "task.heldout=40", "steps=2", "prompts_per_step=2", "group_size=2", "max_completion_length=8", "logger=files",
 ]  # fmt: skip
 
 

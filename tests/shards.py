@@ -8,7 +8,7 @@ from grpozoo.compose.command import compose
 
 COMMON = [
     "model.warm_start=false", "model.layers=1", "model.width=16", "model.heads=2", "max_completion_length=8", "steps=2",
-    "task.level=1", "prompts_per_step=3", "group_size=4", "update.mini_batches=2", "lr=1e-3", "eval.every=0",
+    "task.level=1", "task.train=400", "task.heldout=40", "prompts_per_step=3", "group_size=4", "update.mini_batches=2", "lr=1e-3", "eval.every=0",
     "eval.prompts=2", "eval.samples=0", "logger.trackers=[]", "logger.progress=false", "checkpoint.every=0",
     "reward=function", f"plugins.function.path={Path(__file__).parent / 'digits.py'}:digits",
 ]  # fmt: skip

@@ -22,8 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpozoo import UserError
 from grpozoo.cli import layer_scan
-from grpozoo.cli.train import train as training_job
-from grpozoo.compose.command import compose
 from grpozoo.compose.plugins import create
 from grpozoo.policy.frozen import ending
 from grpozoo.policy.policy import Policy
@@ -321,8 +319,7 @@ def test_a_run_of_one_layer_resumes_bit_for_bit(tmp_path, monkeypatch):
         folder, calls = tmp_path / str(moment), itertools.count()
         with monkeypatch.context() as patch:
             patch.setattr(Run, "stopping", lambda run, calls=calls, moment=moment: next(calls) == moment)
-            started = [*THREE, f"run_dir={folder}", *MIDDLE]
-            assert training_job(compose(started), started, str(folder)) == 128
+            train(folder, *MIDDLE, small=THREE, status=128)
         train(folder, *MIDDLE, f"resume={folder}", small=THREE)
         assert digest(folder) == digest(tmp_path / "straight")
         assert metrics(folder) == metrics(tmp_path / "straight")
@@ -399,7 +396,7 @@ OTHERS = {  # methods that ask the model for more, and their options
     "ppo": ["plugins.ppo.critic=model"],
     "[ppo,kl]": ["plugins.ppo.critic=head", "plugins.kl.form=reward", "plugins.kl.estimator=k1"],
     "luffy": [],
-    "[kl,reference]": ["plugins.reference.every=2", "plugins.reference.share=1.0"],
+    "[kl,reference]": ["plugins.reference.every=1", "plugins.reference.share=1.0"],
     "[gspo,stare]": ["sampler=qmc", "plugins.stare.target_entropy=99", "plugins.stare.reweight_w=3"],
 }
 
@@ -415,11 +412,11 @@ def test_methods_that_ask_the_model_for_more_find_the_same_and_resume(tmp_path, 
         "update.mini_batches=2",
         "lr=1e-3",
     ]
-    train(tmp_path / "plain", "steps=4", *options, "update.prefix_cache=false", small=THREE)
-    train(tmp_path / "kept", "steps=4", *options, small=THREE)
+    train(tmp_path / "plain", "steps=2", *options, "update.prefix_cache=false", small=THREE)
+    train(tmp_path / "kept", "steps=2", *options, small=THREE)
     assert difference(tmp_path / "kept", tmp_path / "plain") < 2e-6
-    train(tmp_path / "run", "steps=2", *options, small=THREE)
-    train(tmp_path / "run", "steps=4", *options, f"resume={tmp_path / 'run'}", small=THREE)
+    train(tmp_path / "run", "steps=1", *options, small=THREE)
+    train(tmp_path / "run", "steps=2", *options, f"resume={tmp_path / 'run'}", small=THREE)
     assert digest(tmp_path / "run") == digest(tmp_path / "kept")
 
 
@@ -435,7 +432,7 @@ STACK = [
 @pytest.mark.slow
 def test_the_stack_resumes_bit_for_bit_after_kills(tmp_path):
     """Sequence ratio, token weights, coupled samples and two layers of three; SIGKILL at random moments, resume=auto."""
-    options = [*STACK, "steps=40", "checkpoint.every=1"]
+    options = [*STACK, "task.train=null", "task.heldout=null", "steps=40", "checkpoint.every=1"]
     train(tmp_path / "straight", *options, small=THREE)
     still = [*STACK, "steps=1", "lr=0"]
     train(tmp_path / "still", *still, small=THREE)
