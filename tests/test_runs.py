@@ -229,6 +229,18 @@ def test_two_processes_resume_with_the_configuration_of_the_run(tmp_path):
     assert difference(tmp_path / "run", tmp_path / "straight") < 1e-5
 
 
+@pytest.mark.slow
+def test_torchrun_with_the_default_logger_ends_with_status_0(tmp_path):
+    """README's own words, two steps long; the launcher reports a process that dies in its last barrier."""
+    small = [item for item in SMALL if not item.startswith(("logger.trackers", "reward", "plugins.function"))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
+    arguments = [*launcher, "--rdzv_endpoint", "localhost:0", "-m", "grpozoo", *small, "steps=2", "run_dir=run"]
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["finished"] is True
+    assert list((tmp_path / "run" / "grpozoo").glob("events.out.tfevents.*"))
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     train(tmp_path / "run", "steps=1")
     before = metrics(tmp_path / "run")

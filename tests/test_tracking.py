@@ -168,6 +168,38 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path):
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
 
 
+def test_trackers_end_one_by_one_and_leave_the_processes_alone(tmp_path):
+    """accelerate's end_training() destroys the process group: the other processes would die in their last barrier."""
+    ended = []
+
+    class Remote:
+        def __init__(self, name):
+            self.name = name
+
+        def finish(self):
+            ended.append(self.name)
+            if self.name == "wandb":
+                raise ConnectionError("no network")
+
+    class Group:
+        trackers = [Remote("wandb"), Remote("tensorboard")]
+
+        def init_trackers(self, *args, **kwargs):
+            pass
+
+        log = init_trackers
+
+        def end_training(self):
+            raise AssertionError("the process group is gone")
+
+    stream = StringIO()
+    tracker = Tracker(tmp_path, config(trackers=["wandb", "tensorboard"]), Group(), stream=stream)
+    train(tracker, 1, 2)
+    tracker.close()
+    assert ended == ["wandb", "tensorboard"]
+    assert "tracker wandb did not finish" in stream.getvalue()
+
+
 def test_settings_are_flat_and_plain():
     flat = settings(config())
     assert flat["plugins.grpo.clip"] == 0.2 and flat["optim.betas"] == "[0.9, 0.999]"

@@ -144,8 +144,16 @@ class Tracker:
         """End the live line and the trackers; also for a run that is interrupted."""
         self.progress.close()
         if self.started and self.accelerator is not None:
-            self.accelerator.end_training()
+            self._end_trackers()
         self.started = False
+
+    def _end_trackers(self) -> None:
+        """One by one: accelerate's `end_training` ends the process group too, which the other processes still wait in."""
+        for tracker in self.accelerator.trackers:
+            try:
+                tracker.finish()
+            except Exception as error:  # as in `_send`: the run is trained and saved
+                self.progress.print(f"warning: tracker {tracker.name} did not finish: {error!r}")
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
         """To accelerate's trackers. One that fails is given up: the files hold everything."""
