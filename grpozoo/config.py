@@ -107,7 +107,7 @@ class Checkpoint:
     """When a run saves what it needs to go on."""
 
     every: int = 20  # steps; 0 = only at the end and when interrupted
-    keep: int = 2  # newest checkpoints kept
+    keep: int = 2  # newest checkpoints kept, besides the one of the best held-out accuracy
 
     def check(self) -> None:
         require(self.every >= 0, f"checkpoint.every is at least 0, got {self.every}")

@@ -57,7 +57,10 @@ class Plugin:
         self.logged.append((f"{self.name}/{name}", float(value), float(weight)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, tensors and lists that a resumed run must find again."""
+        """What a resumed run must find again: numbers, text, tensors, numpy's values, dates, and lists, dicts, sets of them.
+
+        Values of classes of your own are refused when the run starts or saves: save what they are made of.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

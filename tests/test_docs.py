@@ -291,7 +291,7 @@ def test_a_run_leaves_what_the_page_on_runs_says(run_folder):
         name.split("/")[0] for name in top
     }
     checkpoint = run_folder / "checkpoints" / "step-00000002"
-    parts = {"model", "config.yaml", "trainer.pt", "checksums.json"}
+    parts = {"model", "config.yaml", "manifest.json", "trainer.pt", "checksums.json"}
     assert {entry.name for entry in checkpoint.iterdir()} == parts <= listed
     row = json.loads((run_folder / "completions.jsonl").read_text().splitlines()[0])
     (sentence,) = re.findall(r"^A line of `completions.jsonl` has (.*?)\. `null`", page, re.MULTILINE | re.DOTALL)
