@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
-from test_runs import SMALL, difference, one_thread, train  # noqa: F401
+from test_runs import CONSENT, SMALL, difference, one_thread, train  # noqa: F401
 
 from grpozoo import UserError
 from grpozoo.cli.train import train as training_job
@@ -299,9 +299,9 @@ def test_a_checkpoint_of_the_former_format_goes_on_to_the_bit(tmp_path, params):
     train(tmp_path / "straight", "steps=4", *options, small=[*SMALL, *layers])
     train(tmp_path / "run", "steps=2", *options, small=[*SMALL, *layers])
     former(tmp_path / "run", tmp_path / "run")
-    resume = [f"resume={tmp_path / 'run'}", "steps=4"]
+    resume = [f"resume={tmp_path / 'run'}", "steps=4", CONSENT]
     if params == "full":
-        train(tmp_path / "run", *options, *resume, small=[*SMALL, *layers])
+        train(tmp_path / "run", *options, *resume[:2], small=[*SMALL, *layers])
     else:
         assert training_job(compose(resume), resume, str(tmp_path / "new")) == 0
     assert difference(tmp_path / "run", tmp_path / "straight") == 0

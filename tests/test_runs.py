@@ -31,6 +31,8 @@ SMALL = [
     "logger.trackers=[]", "logger.progress=false", "lr=1e-2", "reward=function", f"plugins.function.path={Path(__file__).parent / 'digits.py'}:digits",
 ]  # fmt: skip
 
+CONSENT = "+" + SMALL[-1]  # what resume=FOLDER alone asks for: the run names a file of code
+
 
 def command(run_dir, *overrides):
     return [sys.executable, "-m", "grpozoo", *SMALL, f"run_dir={run_dir}", *overrides]
@@ -127,7 +129,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGTERM)
     message = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
-    assert f"python -m grpozoo resume={tmp_path / 'run'}" in message
+    assert f"python -m grpozoo resume={tmp_path / 'run'} {CONSENT}" in message
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/trainer.pt"))
 
 
@@ -175,9 +177,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys):
 def test_resume_alone_takes_the_saved_configuration_and_another_one_is_refused(tmp_path):
     train(tmp_path / "straight", "steps=6")
     train(tmp_path / "run", "steps=3")
-    resume = [f"resume={tmp_path / 'run'}"]
+    resume = [f"resume={tmp_path / 'run'}", CONSENT]
     with pytest.raises(UserError, match="lr: 0.01 then, 0.5 now"):
-        train(tmp_path / "run", "steps=6", "lr=0.5", *resume)
+        train(tmp_path / "run", "steps=6", "lr=0.5", resume[0])
     assert training_job(compose([*resume, "steps=6"]), [*resume, "steps=6"], str(tmp_path / "new")) == 0
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")
 
@@ -186,11 +188,11 @@ def test_a_copied_checkpoint_goes_on_elsewhere(tmp_path, monkeypatch):
     train(tmp_path / "straight", "steps=4")
     train(tmp_path / "run", "steps=2")
     shutil.copytree(tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "copy" / "step-00000002")
-    resume = [f"resume={tmp_path / 'copy' / 'step-00000002'}", "++steps=4"]
+    resume = [f"resume={tmp_path / 'copy' / 'step-00000002'}", "++steps=4", CONSENT]
     assert training_job(compose(resume), resume, str(tmp_path / "elsewhere")) == 0
     assert digest(tmp_path / "elsewhere") == digest(tmp_path / "straight")
     monkeypatch.chdir(tmp_path / "run" / "checkpoints")
-    named = ["resume=step-00000002", "steps=4"]
+    named = ["resume=step-00000002", "steps=4", CONSENT]
     assert training_job(compose(named), named, str(tmp_path / "unused")) == 0
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")
 
@@ -201,7 +203,16 @@ def test_two_processes_resume_with_the_configuration_of_the_run(tmp_path):
     train(tmp_path / "straight", "steps=4", "prompts_per_step=2")
     train(tmp_path / "run", "steps=2", "prompts_per_step=2")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    arguments = [*launcher, "--rdzv_endpoint", "localhost:0", "-m", "grpozoo", f"resume={tmp_path / 'run'}", "steps=4"]
+    arguments = [
+        *launcher,
+        "--rdzv_endpoint",
+        "localhost:0",
+        "-m",
+        "grpozoo",
+        f"resume={tmp_path / 'run'}",
+        "steps=4",
+        CONSENT,
+    ]
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert difference(tmp_path / "run", tmp_path / "straight") < 1e-5

@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TextIO
@@ -160,15 +160,9 @@ def claim(run_dir: Path | str) -> TextIO:
 
 
 def resolve(
-    resume: str | None,
-    run_dir: Path | str,
-    config_hash: str,
-    log: Callable[[str], None] = warn,
-    former: Iterable[str] = (),
+    resume: str | None, run_dir: Path | str, config_hash: str, log: Callable[[str], None] = warn
 ) -> tuple[Path, Path | None]:
     """Where a run writes and the checkpoint that it goes on from: (run folder, checkpoint or None to start anew).
-
-    former: what earlier versions hashed the same configuration to.
 
     None   (run_dir, None)
     auto   run_dir if it has a complete checkpoint; else the newest unfinished run with the same configuration in the
@@ -179,7 +173,7 @@ def resolve(
     if resume is None:
         return run_dir, None
     if resume == "auto":
-        folder, checkpoint = _automatic(run_dir, {config_hash, *former}, log)
+        folder, checkpoint = _automatic(run_dir, config_hash, log)
     else:
         folder, checkpoint = _named(resume, run_dir, log)
     if checkpoint:
@@ -214,19 +208,19 @@ def _check_format(checkpoint: Path) -> None:
         )
 
 
-def _automatic(run_dir: Path, hashes: set[str], log: Callable[[str], None]) -> tuple[Path, Path | None]:
+def _automatic(run_dir: Path, config_hash: str, log: Callable[[str], None]) -> tuple[Path, Path | None]:
     newest = Store(run_dir / "checkpoints").latest(log)
     if newest is not None:
-        if _manifest(run_dir).get("config_hash") not in {None, *hashes}:
+        if _manifest(run_dir).get("config_hash", config_hash) != config_hash:
             raise UserError(
                 f"resume=auto: {run_dir} was started with another configuration\n"
-                f"resume={run_dir} goes on with the new one; another run_dir starts anew"
+                f"resume={run_dir} goes on if only such keys differ as may change; another run_dir starts anew"
             )
         return run_dir, newest
     candidates = []
     for manifest in _manifests(run_dir):
         content = _manifest(manifest.parent)
-        if content.get("config_hash") in hashes and content.get("finished") is not True:
+        if content.get("config_hash") == config_hash and content.get("finished") is not True:
             times = [
                 _saved(path) for path in manifest.parent.glob("checkpoints/step-*") if (path / CHECKSUMS).is_file()
             ]

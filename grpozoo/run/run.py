@@ -49,6 +49,7 @@ class Run:
         for notice in settings.notices:
             self.say(notice)
         self._load_policy()
+        self.origin = state.origin(self)
         self.hooks.setup(run=self)
         state.plugin_states(self.plugins)  # what cannot be saved is refused before the first step
         if checkpoint:

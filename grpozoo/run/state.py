@@ -8,6 +8,7 @@ Random streams need no saving: they are named by what they are for (grpozoo.rng)
 """
 
 import hashlib
+import json
 import traceback
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -16,6 +17,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from grpozoo.cycle import Cycle
@@ -79,6 +81,7 @@ def _write(run, folder: Path) -> None:
         "optimizer": packed(run.optimizer.state_dict(), "the optimizer's state"),
         "trained": _selection(trained),
         "frozen": run.frozen,
+        "origin": run.origin,
         "data": run.data.state_dict(),
         "plugins": plugin_states(run.plugins),
         "cycle": pack_cycle(run.cycle),
@@ -118,6 +121,7 @@ def restore(run, folder: Path) -> None:
         raise UserError(
             f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run"
         )
+    _check_origin(run, folder, state.get("origin"))
     _restore_policy(run, folder, state)
     run.optimizer.load_state_dict(state["optimizer"])
     run.data.load_state_dict(state["data"])
@@ -133,6 +137,29 @@ def restore(run, folder: Path) -> None:
     run.step, run.updates = state["step"], state["updates"]
     run.cycle = unpack_cycle(state["cycle"])
     run.tracker.truncate(state["tracker"])
+
+
+def origin(run) -> dict[str, str | None]:
+    """What a checkpoint does not hold of the model that a run starts from, as hashes: a path may lead elsewhere later."""
+    tokenizer = run.policy.tokenizer
+    words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, sorted(run.policy.stop_ids)])
+    return {
+        "tokenizer": hashlib.sha256(words.encode()).hexdigest(),
+        "reference": None if run.reference is None else digest(parts(run)[0]),
+    }
+
+
+def _check_origin(run, folder: Path, before: dict[str, str | None] | None) -> None:
+    if before is None:  # of the former format: only the path says which model it was
+        now, then = run.config.model.path, OmegaConf.load(folder / "config.yaml").model.path
+        changed = [] if now == then else ["model"]
+    else:
+        changed = [name for name, value in run.origin.items() if before.get(name, value) != value]
+    if changed and not run.config.resume_changed:
+        raise UserError(
+            f"the {' and the '.join(changed)} of model={run.config.model.path or run.config.model.kind} are not those that "
+            f"the run of {folder} started from\nrestore the model; to go on with it as it is now: resume_changed=true"
+        )
 
 
 def _restore_policy(run, folder: Path, state: dict[str, Any]) -> None:
