@@ -118,7 +118,7 @@ class Checkpoint:
     """When a run saves what it needs to go on."""
 
     every: int = 20  # steps; 0 = only at the end and when interrupted
-    keep: int = 2  # newest checkpoints kept
+    keep: int = 2  # newest checkpoints kept, besides the one of the best held-out accuracy
 
     def check(self) -> None:
         require(self.every >= 0, f"checkpoint.every is at least 0, got {self.every}")
@@ -196,6 +196,7 @@ class Config:
     temperature: float = 1.0  # of the training rollouts
     lr: float = 1e-4  # AdamW learning rate
     resume: str | None = None  # auto | run folder | checkpoint folder
+    resume_changed: bool = False  # resume although code, reference or tokenizer are not those of the start
     run_dir: str | None = None  # null: a new folder under runs/
     max_prompt_length: int = 1024  # tokens; a longer prompt is an error
     reward_timeout: float = 120.0  # seconds that a reward plugin may take for one batch

@@ -46,6 +46,7 @@ class Plugin:
         frozenset()
     )  # quantities that it steers, e.g. "entropy"; two that steer the same are refused
     conflicts: dict[str, str] = {}  # plugin that it does not stack with -> why
+    code_options: frozenset[str] = frozenset()  # options that name code to run: a resumed run asks for them again
     options_for: dict[str, tuple[str, ...]] = {}  # hook -> options that only it reads: refused when another answers it
     hook_version = HOOK_VERSION
 
@@ -61,8 +62,15 @@ class Plugin:
         """Record `NAME/name`; within a step and over processes values are averaged by `weight` (a count)."""
         self.logged.append((f"{self.name}/{name}", float(value), float(weight)))
 
+    def files(self) -> list[str]:
+        """Files besides the plugin's own module that decide what it computes; a resumed run must find them unchanged."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, tensors and lists that a resumed run must find again."""
+        """What a resumed run must find again: numbers, text, tensors, numpy's values, dates, and lists, dicts, sets of them.
+
+        Values of classes of your own are refused when the run starts or saves: save what they are made of.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

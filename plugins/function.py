@@ -32,6 +32,8 @@ FORM = "FILE.py:FUNCTION or package.module:FUNCTION"
 class Function(Plugin):
     """`reward=function`; a second function is a plugin of five lines."""
 
+    code_options = frozenset({"path"})
+
     @dataclass
     class Config:
         path: str = "???"  # required: FILE.py:FUNCTION (from the working directory) or package.module:FUNCTION
@@ -41,6 +43,9 @@ class Function(Plugin):
         super().__init__(config)
         self.function = load(config.path)
         self.names, self.whole_step = parameters(self.function, config.path)
+
+    def files(self):
+        return sources(self.function)
 
     @hookimpl
     def reward(self, rollouts):
@@ -76,6 +81,29 @@ class Function(Plugin):
                     f"plugins.function: {self.config.path} returned {len(values)} values for {rows} completions"
                 )
         return parts
+
+
+def sources(function):
+    """The file of a function and those beside it that it imports, directly or not."""
+    module = inspect.getmodule(inspect.unwrap(function))
+    if not getattr(module, "__file__", None):
+        return []  # not written in Python
+    folder, found, open_ends = Path(module.__file__).resolve().parent, set(), [module]
+    while open_ends:
+        module = open_ends.pop()
+        file = Path(getattr(module, "__file__", None) or "/").resolve()
+        if file in found or folder not in file.parents or "site-packages" in file.relative_to(folder).parts:
+            continue
+        found.add(file)
+        named = vars(module).values()
+        open_ends += [
+            value if inspect.ismodule(value) else inspect.getmodule(value) for value in named if imports(value)
+        ]
+    return sorted(map(str, found))
+
+
+def imports(value):
+    return inspect.ismodule(value) or inspect.isclass(value) or inspect.isfunction(value)
 
 
 def read_columns(rollouts):

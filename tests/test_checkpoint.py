@@ -12,13 +12,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
-from test_runs import SMALL, difference, one_thread, train  # noqa: F401
+from test_runs import CONSENT, SMALL, difference, one_thread, train  # noqa: F401
 
 from grpozoo import UserError
 from grpozoo.cli.train import train as training_job
 from grpozoo.compose.command import compose
 from grpozoo.compose.settings import LATER
-from grpozoo.run.checkpoint import CHECKSUMS, Store, claim, resolve, step_of, verify
+from grpozoo.run.checkpoint import CHECKSUMS, FORMAT, Store, claim, resolve, step_of, verify
+from grpozoo.update import optimizer_step
 
 SAVER = """
 import os, sys
@@ -144,6 +145,74 @@ def test_the_newest_are_kept_in_the_order_of_saving_and_damaged_ones_do_not_coun
     assert [path.name for path in store.checkpoints()] == ["step-00000016", "step-00000030"]
 
 
+def test_the_best_is_kept_besides_the_newest(tmp_path):
+    store = Store(tmp_path, keep=1)
+    for step, accuracy in ((10, 0.5), (20, 0.75), (30, 0.75), (40, None), (50, 0.5)):
+        store.save(step, fill(), accuracy)
+    assert [step_of(path) for path in store.checkpoints()] == [50, 30]  # of equal ones the later
+    store.save(60, fill(), 0.8)
+    assert [step_of(path) for path in store.checkpoints()] == [60]
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path):
+    run = make_run(tmp_path / "run", "h")
+    note(run / "checkpoints" / "step-00000001", format=FORMAT + 1)
+    for resume in ("auto", str(run), str(run / "checkpoints" / "step-00000001")):
+        with pytest.raises(UserError, match=f"format {FORMAT + 1}; this one reads 1 to {FORMAT}"):
+            resolve(resume, run, "h")
+    note(run / "checkpoints" / "step-00000001", format=1)
+    assert resolve(str(run), run, "h")[1]
+
+
+def note(checkpoint, **notes):
+    """Rewrite what a checkpoint says of itself."""
+    content = json.loads((checkpoint / CHECKSUMS).read_text())
+    (checkpoint / CHECKSUMS).write_text(json.dumps(content | notes))
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+    """They would be a whole checkpoint and push the good ones out."""
+
+    def broken(run, cycle):
+        optimizer_step(run, cycle)
+        if run.step == 2:
+            run.trained[0].data[0, 0] = float("nan")
+
+    monkeypatch.setattr("grpozoo.loop.optimizer_step", broken)
+    with pytest.raises(
+        UserError, match=r"step 3: \S+ is not finite.*\n.*step-00000002: start a new run with a smaller lr"
+    ):
+        train(tmp_path / "run", "steps=5", "checkpoint.every=1", "checkpoint.keep=1")
+    assert [step_of(path) for path in Store(tmp_path / "run" / "checkpoints").checkpoints()] == [2]
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_run_keeps_the_checkpoint_with_the_best_held_out_accuracy(tmp_path, monkeypatch):
+    accuracy = iter([0.1, 0.9, 0.2, 0.3])
+    monkeypatch.setattr("grpozoo.run.run.evaluate", lambda run: {"heldout/accuracy": next(accuracy)})
+    train(tmp_path / "run", "steps=3", "eval.every=1", "checkpoint.every=1", "checkpoint.keep=1")
+    assert [step_of(path) for path in Store(tmp_path / "run" / "checkpoints").checkpoints()] == [3, 1]
+
+
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpozoo_plugins.grpo.Grpo.state_dict", lambda self: {"seen": object()}, raising=False)
+    with pytest.raises(UserError, match=r"plugin 'grpo': state_dict\(\)\['seen'\] is of type builtins.object"):
+        train(tmp_path / "run", "steps=1")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_state_that_does_not_load_names_the_plugin(tmp_path, monkeypatch):
+    def load(self, state):
+        raise KeyError("coef")
+
+    train(tmp_path / "run", "steps=1")
+    monkeypatch.setattr("grpozoo_plugins.grpo.Grpo.load_state_dict", load, raising=False)
+    with pytest.raises(
+        UserError, match=r"plugin 'grpo': load_state_dict\(\) raised KeyError\('coef'\).*\nat .*test_check"
+    ):
+        train(tmp_path / "run", "steps=2", f"resume={tmp_path / 'run'}")
+
+
 def test_a_step_that_is_saved_again_gets_a_place_of_its_own(tmp_path):
     store = Store(tmp_path)
     store.save(7, fill("old"))
@@ -182,7 +251,7 @@ def test_auto_takes_the_newest_unfinished_run_with_the_same_configuration(tmp_pa
     older, newer = make_run(runs / "day1" / "b", "h"), make_run(runs / "day2" / "a", "h")
     make_run(runs / "day2" / "other", "g")
     make_run(runs / "day2" / "done", "h", finished=True)
-    for age, run in ((20, older), (10, newer)):
+    for age, run in ((20, newer), (10, older)):  # copied in the other order; what they say of themselves counts
         moment = time.time() - age
         os.utime(run / "checkpoints" / "step-00000001" / CHECKSUMS, (moment, moment))
     assert resolve("auto", new, "h") == (newer, newer / "checkpoints" / "step-00000001")
@@ -230,9 +299,9 @@ def test_a_checkpoint_of_the_former_format_goes_on_to_the_bit(tmp_path, params):
     train(tmp_path / "straight", "steps=4", *options, small=[*SMALL, *layers])
     train(tmp_path / "run", "steps=2", *options, small=[*SMALL, *layers])
     former(tmp_path / "run", tmp_path / "run")
-    resume = [f"resume={tmp_path / 'run'}", "steps=4"]
+    resume = [f"resume={tmp_path / 'run'}", "steps=4", CONSENT]
     if params == "full":
-        train(tmp_path / "run", *options, *resume, small=[*SMALL, *layers])
+        train(tmp_path / "run", *options, *resume[:2], small=[*SMALL, *layers])
     else:
         assert training_job(compose(resume), resume, str(tmp_path / "new")) == 0
     assert difference(tmp_path / "run", tmp_path / "straight") == 0

@@ -31,7 +31,8 @@ from grpozoo.compose import registry, search_path
 from grpozoo.compose.command import compose
 from grpozoo.compose.plugins import activate, create
 from grpozoo.compose.registry import installed, load_class
-from grpozoo.compose.settings import FREE, read_core
+from grpozoo.compose.resume import BUT, MAY_CHANGE, ROUNDING
+from grpozoo.compose.settings import read_core
 from grpozoo.compose.task import load_task
 from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS
 from grpozoo.metrics import describe
@@ -275,8 +276,12 @@ def test_the_groups_of_the_configuration_page_are_those_of_the_program():
 
 
 def test_the_keys_that_may_change_on_resume_are_documented():
-    (line,) = re.findall(r"^- May change: (.*)$", text_of(ROOT / "docs" / "runs.md"), re.MULTILINE)
-    assert set(re.findall(r"`(\w+)(?:\.\*)?`", line)) == {*FREE, "steps", "constant"}
+    page = text_of(ROOT / "docs" / "runs.md")
+    item = r"^- May change{}(.*?)^- "
+    (keys,), (rounding,) = (re.findall(item.format(kind), page, re.M | re.S) for kind in (", because", " too, at"))
+    more = {"steps", "optim.schedule", "constant", "hf", "task.path", "task.heldout_path"}
+    assert set(re.findall(r"`([\w.]+?)(?:\.\*)?`", keys)) == MAY_CHANGE | BUT | more
+    assert set(re.findall(r"`([\w.]+)`", rounding)) == ROUNDING
 
 
 def test_a_run_leaves_what_the_page_on_runs_says(run_folder):
@@ -291,7 +296,7 @@ def test_a_run_leaves_what_the_page_on_runs_says(run_folder):
         name.split("/")[0] for name in top
     }
     checkpoint = run_folder / "checkpoints" / "step-00000002"
-    parts = {"model", "config.yaml", "trainer.pt", "checksums.json"}
+    parts = {"model", "config.yaml", "manifest.json", "trainer.pt", "checksums.json"}
     assert {entry.name for entry in checkpoint.iterdir()} == parts <= listed
     row = json.loads((run_folder / "completions.jsonl").read_text().splitlines()[0])
     (sentence,) = re.findall(r"^A line of `completions.jsonl` has (.*?)\. `null`", page, re.MULTILINE | re.DOTALL)

@@ -108,6 +108,31 @@ def test_a_killed_and_resumed_run_leaves_the_lines_of_an_uninterrupted_one(tmp_p
     assert read_lines(folder / "metrics.jsonl")[-1]["seconds"] >= 1000
 
 
+def test_a_file_that_was_cut_below_its_checkpoint_is_reported_and_the_run_goes_on(tmp_path, capsys):
+    """By a full disk or by hand, in the middle of a line: the next line is whole, and the summary is made of the rest."""
+    tracker = Tracker(tmp_path, config())
+    train(tracker, 1, 3)
+    position = tracker.position()
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    stream = StringIO()
+    resumed = Tracker(tmp_path, config(progress=True), stream=stream)
+    resumed.truncate(position)
+    assert (
+        stream.getvalue().count("lines of earlier steps are missing") == 1 and "metrics.jsonl has" in stream.getvalue()
+    )
+    train(resumed, 4, 4)
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 4]
+    assert resumed.finish()["steps"] == 3
+
+
+def test_lines_that_do_not_read_are_left_out_of_the_summary(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"step": 1, "reward/total_mean": 0.5}\n{"st\n[1]\n\xff\n{"step": 2}\n{"step": 3'
+    )
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/total_mean": 0.5}, {"step": 2}]
+
+
 def test_a_position_beyond_the_file_keeps_all_and_an_empty_one_nothing(tmp_path):
     tracker = Tracker(tmp_path, config())
     train(tracker, 1, 2)
@@ -166,6 +191,38 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path):
     train(tracker, 1, 3)
     assert stream.getvalue().count("trackers are off") == 1
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
+
+
+def test_trackers_end_one_by_one_and_leave_the_processes_alone(tmp_path):
+    """accelerate's end_training() destroys the process group: the other processes would die in their last barrier."""
+    ended = []
+
+    class Remote:
+        def __init__(self, name):
+            self.name = name
+
+        def finish(self):
+            ended.append(self.name)
+            if self.name == "wandb":
+                raise ConnectionError("no network")
+
+    class Group:
+        trackers = [Remote("wandb"), Remote("tensorboard")]
+
+        def init_trackers(self, *args, **kwargs):
+            pass
+
+        log = init_trackers
+
+        def end_training(self):
+            raise AssertionError("the process group is gone")
+
+    stream = StringIO()
+    tracker = Tracker(tmp_path, config(trackers=["wandb", "tensorboard"]), Group(), stream=stream)
+    train(tracker, 1, 2)
+    tracker.close()
+    assert ended == ["wandb", "tensorboard"]
+    assert "tracker wandb did not finish" in stream.getvalue()
 
 
 def test_settings_are_flat_and_plain():

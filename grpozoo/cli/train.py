@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from grpozoo.compose import environment
-from grpozoo.compose.settings import FREE, Settings, check_resumable, fingerprint, read
+from grpozoo.compose import resume
+from grpozoo.compose.settings import Settings, fingerprint, read
 from grpozoo.errors import UserError
 
 
@@ -48,6 +48,8 @@ def run(composed: DictConfig, overrides: list[str], output_dir: str) -> Done:
     place = locate(composed, overrides, output_dir) if main else None
     run_dir, checkpoint, composed = agree(place) if world > 1 else place
     settings = read(composed)
+    if checkpoint:
+        settings.notices += resume.compare(checkpoint, settings)
     from grpozoo import models
     from grpozoo.run.tracking import check_trackers
 
@@ -86,7 +88,7 @@ def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple
             f"drop run_dir, or start a new run without resume"
         )
     if checkpoint:
-        composed = saved_configuration(composed, overrides, checkpoint)
+        composed = resume.goes_on_with(composed, overrides, checkpoint)
     return run_dir, checkpoint, composed
 
 
@@ -116,27 +118,6 @@ def processes(**options):
     return Accelerator(cpu=not torch.accelerator.is_available(), **options)
 
 
-def saved_configuration(composed: DictConfig, overrides: list[str], checkpoint: Path) -> DictConfig:
-    """`resume=FOLDER` alone goes on with the run's own configuration; with other overrides both must agree."""
-    saved = OmegaConf.load(checkpoint / "config.yaml")
-    environment.check_consent(saved, composed)
-    secret = environment.variables(saved)  # said again on this command line, with the same words
-
-    def is_free(override: str) -> bool:
-        key = override.lstrip("+~").split("=")[0]
-        return key.split(".")[0] in (*FREE, "steps") or key in secret
-
-    free = [override for override in overrides if is_free(override)]
-    if len(free) < len(overrides):
-        check_resumable(saved, composed)
-        return composed
-    with open_dict(saved):
-        for key in (override.lstrip("+~").split("=")[0] for override in free):
-            OmegaConf.update(saved, key, environment.raw(composed, key))
-    check_resumable(OmegaConf.load(checkpoint / "config.yaml"), saved)
-    return saved
-
-
 def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
     """Load the model and train. Everything before this line was free of torch models."""
     import torch
@@ -152,7 +133,8 @@ def start(settings: Settings, run_dir: Path, checkpoint: Path | None) -> int:
             loop(run)
         stopped = run.step < settings.config.steps
         if stopped:
-            run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo resume={run_dir}")
+            words = " ".join([f"resume={run_dir}", *resume.consent_words(settings.composed)])
+            run.tracker.progress.print(f"saved at step {run.step}; go on with: python -m grpozoo {words}")
         run.tracker.close()
     if torch.distributed.is_initialized():
         torch.distributed.barrier()  # a launcher stops all processes when one fails: none leaves before all have saved

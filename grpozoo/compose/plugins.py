@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -12,7 +13,7 @@ import pluggy
 from grpozoo import hooks
 from grpozoo.compose.calls import blamed, guard, ignore, nobody_answered
 from grpozoo.compose.options import read_options
-from grpozoo.compose.registry import installed, load_class, owner_of
+from grpozoo.compose.registry import installed, load_class, owner_of, source_hash
 from grpozoo.errors import UserError, unknown
 from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS, Plugin, hookimpl
 from grpozoo.ops import weighted_total
@@ -93,11 +94,11 @@ class Active:
         """What a reader needs to rebuild the run: distributions, versions, hashes of the sources, hooks in order."""
         entries, rows = installed(), {}
         for name, plugin in self.plugins.items():
-            source = inspect.getsource(inspect.getmodule(type(plugin))).encode()
             rows[name] = {
                 "class": entries[name].value,
                 "distribution": owner_of(entries[name]),
-                "sha256": hashlib.sha256(source).hexdigest(),
+                "sha256": source_hash(type(plugin)),
+                "files": {str(file): hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in plugin.files()},
                 "needs": sorted(plugin.needs),
             }
         return {"hook_version": HOOK_VERSION, "plugins": rows, "hooks": self.answering()}

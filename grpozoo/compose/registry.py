@@ -1,6 +1,8 @@
 """What is installed: entry points of plugins and tasks, and the distributions that bring them."""
 
+import inspect
 import traceback
+from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
 
 from grpozoo.errors import UserError, unknown
@@ -44,6 +46,11 @@ def owner(name: str, group: str = GROUP) -> str:
 
 def owner_of(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+
+
+def source_hash(cls: type) -> str:
+    """SHA-256 of the module that defines a class: what it computes is a part of what a run is."""
+    return sha256(inspect.getsource(inspect.getmodule(cls)).encode()).hexdigest()
 
 
 def _distribution(entry: EntryPoint) -> str:

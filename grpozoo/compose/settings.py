@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.metadata import version
 from platform import python_version
@@ -14,13 +14,13 @@ from grpozoo.compose import environment
 from grpozoo.compose.command import compose
 from grpozoo.compose.options import read_options
 from grpozoo.compose.plugins import Active, activate
-from grpozoo.compose.registry import installed
+from grpozoo.compose.registry import installed, source_hash
 from grpozoo.compose.task import check_size, load_task
 from grpozoo.config import Config, Schedule
 from grpozoo.errors import UserError, unknown
 from grpozoo.tasks import Task
 
-FREE = ("resume", "run_dir", "logger", "checkpoint")  # may differ between the parts of a resumed run
+FREE = ("resume", "resume_changed", "run_dir", "logger", "checkpoint")  # say where and when, not what
 SECTIONS = {
     name: key.default_factory
     for name, key in Config.__dataclass_fields__.items()
@@ -49,10 +49,16 @@ class Settings:
 
     def manifest(self) -> dict[str, Any]:
         """Plugins with versions and hashes, hooks in order of application, seed, data, package versions."""
+        return self._manifest
+
+    @cached_property
+    def _manifest(self) -> dict[str, Any]:
+        """As things were when the run started: a file that is edited meanwhile is not what runs."""
+        data = {"kind": self.config.task["kind"], "fingerprint": self.task.fingerprint()}
         return self.active.manifest() | {
             "config_hash": fingerprint(self.composed),
             "seed": self.config.seed,
-            "data": {"kind": self.config.task["kind"], "fingerprint": self.task.fingerprint()},
+            "data": data | {"sha256": source_hash(type(self.task))},
             "versions": {"python": python_version(), **{name: version(name) for name in PACKAGES}},
         }
 
@@ -143,14 +149,3 @@ def comparable(composed: DictConfig) -> dict[str, Any]:
 def fingerprint(composed: DictConfig) -> str:
     """Hash of `comparable`: two runs with the same hash train the same way."""
     return sha256(json.dumps(comparable(composed), sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def check_resumable(saved: DictConfig, composed: DictConfig) -> None:
-    """Refuse to go on with another configuration than the run was started with."""
-    before, now = comparable(saved), comparable(composed)
-    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if differing:
-        shown = "; ".join(f"{key}: {before.get(key)!r} then, {now.get(key)!r} now" for key in differing[:4])
-        raise UserError(
-            f"the run was started with another configuration ({len(differing)} keys differ)\n{shown}\nresume it with resume=RUN_FOLDER alone, or start a new run"
-        )

@@ -4,8 +4,11 @@
     checkpoints/step-00000020            the name that counts; only now are older ones removed
 
 A kill at any moment leaves the previous checkpoints and at most a hidden leftover, which the next save removes.
-checksums.json holds the size and SHA-256 of every file and `sequence`, the order in which checkpoints were saved:
-a run that went back to an earlier step has newer checkpoints with smaller steps.
+checksums.json holds the size and SHA-256 of every file, and
+    format     how the checkpoint is written; a newer grpozoo's is refused by its number
+    sequence   the order of saving: a run that went back to an earlier step has newer checkpoints with smaller steps
+    saved      the time, in seconds since 1970: copying a run changes the times of its files
+    score      the held-out accuracy, or null where that step was not evaluated
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,6 +32,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+FORMAT = 2  # of what is saved; 1: without a number, plugins' states of plain values only
 CHECKSUMS = "checksums.json"
 NAME = re.compile(r"step-(\d+)(?:-\d+)?")  # step-00000020, and step-00000020-2 when that step is saved again
 LEFTOVERS = (".partial-", ".removed-")
@@ -43,9 +48,9 @@ class Store:
 
     def __init__(self, folder: Path | str, keep: int = 2):
         self.folder = Path(folder)
-        self.keep = keep  # newest checkpoints kept
+        self.keep = keep  # newest checkpoints kept, besides the one with the best score
 
-    def save(self, step: int, writer: Callable[[Path], None]) -> Path:
+    def save(self, step: int, writer: Callable[[Path], None], score: float | None = None) -> Path:
         """Call `writer` with an empty folder to fill, and make it the newest checkpoint. It is on disk on return."""
         self.clean()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -55,15 +60,17 @@ class Store:
         partial.mkdir()
         try:
             writer(partial)
-            _seal(partial, sequence=1 + max((n for n in map(_sequence, saved) if n < inf), default=0))
+            sequence = 1 + max((n for n in map(_sequence, saved) if n < inf), default=0)
+            _seal(partial, format=FORMAT, sequence=sequence, saved=time.time(), score=score)
             partial.rename(target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         _sync(self.folder)
         whole = [path for path in saved if verify(path, hashes=False) is None]
+        kept = {*whole[: self.keep - 1], best([target, *whole])}
         for path in saved:
-            if path not in whole[: self.keep - 1]:
+            if path not in kept:
                 self._remove(path)
         return target
 
@@ -101,6 +108,13 @@ def step_of(path: Path) -> int:
     """The step in a checkpoint's name; -1 for another name."""
     match = NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
+
+
+def best(paths: list[Path]) -> Path | None:
+    """The one with the highest score, of equal ones the first; None if none has a score."""
+    scores = {path: _note(path, "score") for path in paths}
+    scored = [path for path, score in scores.items() if isinstance(score, int | float) and isfinite(score)]
+    return max(scored, key=scores.__getitem__, default=None)
 
 
 def verify(path: Path, hashes: bool = True) -> str | None:
@@ -159,7 +173,15 @@ def resolve(
     if resume is None:
         return run_dir, None
     if resume == "auto":
-        return _automatic(run_dir, config_hash, log)
+        folder, checkpoint = _automatic(run_dir, config_hash, log)
+    else:
+        folder, checkpoint = _named(resume, run_dir, log)
+    if checkpoint:
+        _check_format(checkpoint)
+    return folder, checkpoint
+
+
+def _named(resume: str, run_dir: Path, log: Callable[[str], None]) -> tuple[Path, Path]:
     path = Path(resume).expanduser()
     if not path.is_dir():
         where = f"resume: there is no folder {path}{_sibling(path)}"
@@ -177,20 +199,31 @@ def resolve(
     raise UserError(f"resume: {path} is neither a run folder (with checkpoints/) nor a checkpoint (with {CHECKSUMS})")
 
 
+def _check_format(checkpoint: Path) -> None:
+    written = _note(checkpoint, "format") or 1
+    if not isinstance(written, int) or written > FORMAT:
+        raise UserError(
+            f"resume: {checkpoint} was saved by a newer grpozoo (checkpoint format {written}; this one reads 1 to {FORMAT})\n"
+            "go on with that version, or train on from its weights in a new run with model.path"
+        )
+
+
 def _automatic(run_dir: Path, config_hash: str, log: Callable[[str], None]) -> tuple[Path, Path | None]:
     newest = Store(run_dir / "checkpoints").latest(log)
     if newest is not None:
         if _manifest(run_dir).get("config_hash", config_hash) != config_hash:
             raise UserError(
                 f"resume=auto: {run_dir} was started with another configuration\n"
-                f"resume={run_dir} goes on with the new one; another run_dir starts anew"
+                f"resume={run_dir} goes on if only such keys differ as may change; another run_dir starts anew"
             )
         return run_dir, newest
     candidates = []
     for manifest in _manifests(run_dir):
         content = _manifest(manifest.parent)
         if content.get("config_hash") == config_hash and content.get("finished") is not True:
-            times = [file.stat().st_mtime_ns for file in manifest.parent.glob(f"checkpoints/step-*/{CHECKSUMS}")]
+            times = [
+                _saved(path) for path in manifest.parent.glob("checkpoints/step-*") if (path / CHECKSUMS).is_file()
+            ]
             candidates += [(max(times), manifest.parent)] if times else []
     for _, folder in sorted(candidates, reverse=True):
         if newest := Store(folder / "checkpoints").latest(log):
@@ -202,7 +235,7 @@ def _manifests(run_dir: Path) -> list[Path]:
     """Manifests of the runs in the same tree: below the folder `runs` above run_dir, or else beside run_dir."""
     root = next((parent for parent in run_dir.absolute().parents if parent.name == "runs"), run_dir.absolute().parent)
     found = [path for depth in ("*", "*/*", "*/*/*") for path in root.glob(f"{depth}/manifest.json")]
-    return [path for path in found if path.parent != run_dir.absolute()]
+    return [path for path in found if path.parent != run_dir.absolute() and not NAME.fullmatch(path.parent.name)]
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -219,25 +252,37 @@ def _sibling(path: Path) -> str:
     return nearest(path.name, names)
 
 
-def _seal(folder: Path, sequence: int) -> None:
+def _seal(folder: Path, **notes: float | None) -> None:
     """Sync every file, then write the list of what they hold: its presence says that the rest is complete."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {}
     for file in files:
         _sync(file)
         entries[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
-    (folder / CHECKSUMS).write_text(json.dumps({"sequence": sequence, "files": entries}, indent=1))
+    (folder / CHECKSUMS).write_text(json.dumps({**notes, "files": entries}, indent=1))
     _sync(folder / CHECKSUMS)
     for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
         _sync(path)
 
 
+def _note(path: Path, name: str) -> Any:
+    """What was noted of a checkpoint when it was sealed; None if it does not read or is not there."""
+    try:
+        return json.loads((path / CHECKSUMS).read_text())[name]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _sequence(path: Path) -> float:
     """Order of saving. Infinite where it does not read: it may be the newest, and so is looked at and reported."""
-    try:
-        return int(json.loads((path / CHECKSUMS).read_text())["sequence"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return inf
+    number = _note(path, "sequence")
+    return number if isinstance(number, int) else inf
+
+
+def _saved(path: Path) -> float:
+    """When a checkpoint was saved, seconds; earlier versions left that to the file system."""
+    moment = _note(path, "saved")
+    return moment if isinstance(moment, int | float) else (path / CHECKSUMS).stat().st_mtime
 
 
 def _digest(file: Path) -> str:

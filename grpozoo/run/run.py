@@ -51,7 +51,9 @@ class Run:
             self.say(notice)
         self._load_policy()
         check_prompts(self)
+        self.origin = state.origin(self)
         self.hooks.setup(run=self)
+        state.plugin_states(self.plugins)  # what cannot be saved is refused before the first step
         if checkpoint:
             state.restore(self, checkpoint)
             self.tracker.progress.print(f"resumed {run_dir} after step {self.step} of {self.config.steps}")

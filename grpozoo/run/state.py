@@ -8,16 +8,23 @@ Random streams need no saving: they are named by what they are for (grpozoo.rng)
 """
 
 import hashlib
+import json
+import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
+from grpozoo.hooks import Plugin
 from grpozoo.models import files as models
+from grpozoo.run.plain import packed, unpacked
 from grpozoo.storage import write_json, write_text
 from grpozoo.types import Prompt, Rewards, Rollouts
 
@@ -33,9 +40,28 @@ def write_manifest(run, finished: bool = False) -> None:
 
 def save(run) -> None:
     """A checkpoint of this moment, atomic; called by every process, written by the main one."""
+    check_finite(run)
     if run.accelerator.is_main_process:
-        run.store.save(run.step, lambda folder: _write(run, folder))
+        accuracy = run.tracker.value("heldout/accuracy", run.step)
+        run.store.save(run.step, lambda folder: _write(run, folder), accuracy)
     run.accelerator.wait_for_everyone()
+
+
+def check_finite(run) -> None:
+    """Refuse to save what no run can go on from: it would push good checkpoints out."""
+    moments = run.optimizer.state
+    for name, value in parts(run)[0].items():
+        held = {"weights": value, **{key: v for key, v in moments.get(value, {}).items() if torch.is_tensor(v)}}
+        for kind, tensor in held.items():
+            if not bool(tensor.isfinite().all()):
+                last = run.store.latest(log=lambda message: None)
+                raise UserError(
+                    f"step {run.step}: {name} is not finite any more ({kind}): nothing was saved\n"
+                    f"the last good checkpoint is {last}: start a new run with a smaller lr or optim.max_grad_norm"
+                    if last
+                    else f"step {run.step}: {name} is not finite any more ({kind}), and no checkpoint was saved before\n"
+                    "start again with a smaller lr or optim.max_grad_norm, and checkpoint.every steps apart"
+                )
 
 
 def _write(run, folder: Path) -> None:
@@ -47,29 +73,96 @@ def _write(run, folder: Path) -> None:
     else:
         models.save(run.policy.model, run.policy.tokenizer, folder / "model")
     write_text(folder / "config.yaml", run.settings.yaml())
+    write_json(folder / "manifest.json", run.settings.manifest())
     state = {
         "fingerprint": run.task.fingerprint(),
         "step": run.step,
         "updates": run.updates,
-        "optimizer": run.optimizer.state_dict(),
+        "optimizer": packed(run.optimizer.state_dict(), "the optimizer's state"),
         "trained": _selection(trained),
         "frozen": run.frozen,
+        "origin": run.origin,
         "data": run.data.state_dict(),
-        "plugins": {name: plugin.state_dict() for name, plugin in run.plugins.items()},
+        "plugins": plugin_states(run.plugins),
         "cycle": pack_cycle(run.cycle),
         "tracker": run.tracker.position(),
     }
     torch.save(state, folder / "trainer.pt")
+    _read(folder)  # what cannot be read must not be sealed
+
+
+def plugin_states(plugins: dict[str, Plugin]) -> dict[str, Any]:
+    """What each plugin must find again, as a checkpoint holds it; UserError names the plugin and the key."""
+    states = {}
+    for name, plugin in plugins.items():
+        state = plugin.state_dict()
+        if not isinstance(state, dict):
+            raise UserError(f"plugin {name!r}: state_dict() returns a dict, got {type(state).__name__}")
+        states[name] = packed(state, f"plugin {name!r}: state_dict()")
+    return states
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """trainer.pt with its values; tensors stay on the disk until they are used."""
+    try:
+        return unpacked(torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True, mmap=True))
+    except (RuntimeError, UnpicklingError, KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{folder / 'trainer.pt'} does not read back: {str(error).splitlines()[0][:200]}\n"
+            "a checkpoint holds what torch.load(weights_only=True) reads; is everything of one version of torch and numpy?"
+        ) from None
 
 
 def restore(run, folder: Path) -> None:
     """The inverse of `save`. Another data set or other trained parameters are UserErrors."""
-    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+    state = _read(folder)
     before, now = state["fingerprint"], run.task.fingerprint()
     if before != now:
         raise UserError(
             f"the run was started on other data (fingerprint {before}, now {now})\nrestore the data, or start a new run"
         )
+    _check_origin(run, folder, state.get("origin"))
+    _restore_policy(run, folder, state)
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.data.load_state_dict(state["data"])
+    for name, plugin in run.plugins.items():
+        try:
+            plugin.load_state_dict(state["plugins"].get(name, {}))
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise UserError(
+                f"plugin {name!r}: load_state_dict() raised {error!r} on the state in {folder}\n"
+                f"at {where.filename}:{where.lineno}; was it saved by another version of the plugin?"
+            ) from None
+    run.step, run.updates = state["step"], state["updates"]
+    run.cycle = unpack_cycle(state["cycle"])
+    run.tracker.truncate(state["tracker"])
+
+
+def origin(run) -> dict[str, str | None]:
+    """What a checkpoint does not hold of the model that a run starts from, as hashes: a path may lead elsewhere later."""
+    tokenizer = run.policy.tokenizer
+    words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, sorted(run.policy.stop_ids)])
+    return {
+        "tokenizer": hashlib.sha256(words.encode()).hexdigest(),
+        "reference": None if run.reference is None else digest(parts(run)[0]),
+    }
+
+
+def _check_origin(run, folder: Path, before: dict[str, str | None] | None) -> None:
+    if before is None:  # of the former format: only the path says which model it was
+        now, then = run.config.model.path, OmegaConf.load(folder / "config.yaml").model.path
+        changed = [] if now == then else ["model"]
+    else:
+        changed = [name for name, value in run.origin.items() if before.get(name, value) != value]
+    if changed and not run.config.resume_changed:
+        raise UserError(
+            f"the {' and the '.join(changed)} of model={run.config.model.path or run.config.model.kind} are not those that "
+            f"the run of {folder} started from\nrestore the model; to go on with it as it is now: resume_changed=true"
+        )
+
+
+def _restore_policy(run, folder: Path, state: dict[str, Any]) -> None:
     trained, frozen = parts(run)
     whole = "frozen" not in state  # written when every checkpoint held the whole model, and shapes without names
     if state["trained"] != ([tuple(parameter.shape) for parameter in run.trained] if whole else _selection(trained)):
@@ -88,13 +181,6 @@ def restore(run, folder: Path) -> None:
                 value.copy_(saved[name])
     else:
         models.restore(run.policy.model, folder / "model")
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.data.load_state_dict(state["data"])
-    for name, plugin in run.plugins.items():
-        plugin.load_state_dict(state["plugins"].get(name, {}))
-    run.step, run.updates = state["step"], state["updates"]
-    run.cycle = unpack_cycle(state["cycle"])
-    run.tracker.truncate(state["tracker"])
 
 
 def parts(run) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -126,28 +212,40 @@ def pack_cycle(cycle: Cycle | None) -> dict | None:
     """A cycle as plain dictionaries, lists and tensors."""
     if cycle is None:
         return None
-    rollouts = {f.name: getattr(cycle.rollouts, f.name) for f in fields(Rollouts)}
-    rollouts["prompts"] = [plain(asdict(prompt)) for prompt in cycle.rollouts.prompts]
-    rewards = {f.name: getattr(cycle.rewards, f.name) for f in fields(Rewards)}
+    rollouts, rewards = (_pack_fields(part) for part in (cycle.rollouts, cycle.rewards))
     return {
         "rollouts": rollouts,
         "rewards": rewards,
         "advantages": cycle.advantages,
         "minibatches": cycle.minibatches,
         "done": cycle.done,
-        "metrics": cycle.metrics,
+        "metrics": packed(cycle.metrics, "the step's metrics"),
     }
 
 
-def plain(value):
-    """What a checkpoint can hold without running code when it is read; anything else in a prompt's extra becomes text."""
-    if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
-        return value
+def _pack_fields(part: Rollouts | Rewards) -> dict[str, Any]:
+    values = _contents(part)
+    prompts = values.pop("prompts", None)
+    plain = {name: packed(value, f"{type(part).__name__}.{name}") for name, value in values.items()}
+    if prompts is not None:
+        plain["prompts"] = [packed(_contents(prompt), "a prompt", _loosely) for prompt in prompts]
+    return plain
+
+
+def _contents(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are; `asdict` would go on into what they hold, and cannot copy all of it."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def _loosely(value: Any) -> Any:
+    """What stands for a value of a prompt's extra whose class a checkpoint cannot hold: what it is made of, or its text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _contents(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (tuple if type(value) is tuple else list)(map(plain, value))
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)  # numpy's numbers and arrays; dates
+        return dict(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def unpack_cycle(state: dict | None) -> Cycle | None:

@@ -98,8 +98,15 @@ class Tracker:
         self.began = time.monotonic() - position.get("seconds", 0.0)
         for name in FILES:
             path = self.run_dir / name
-            if self.is_main and path.exists():  # shorter than the position: another folder's checkpoint, all is kept
-                os.truncate(path, min(int(position.get(name, 0)), path.stat().st_size))
+            size, wanted = path.stat().st_size if path.exists() else 0, int(position.get(name, 0))
+            if self.is_main and size > wanted:
+                os.truncate(path, wanted)
+            elif self.is_main and size < wanted:  # cut by a full disk or by hand, or another folder's checkpoint
+                _drop_half_line(path)
+                self.progress.print(
+                    f"{path} has {size} of the {wanted} bytes that the checkpoint remembers: lines of earlier steps are "
+                    "missing, and summary.json will be made of those that are left"
+                )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step, to metrics.jsonl, the trackers and the progress line; warns of trouble, once each."""
@@ -115,6 +122,10 @@ class Tracker:
             if kind not in self.warned:
                 self.warned.add(kind)
                 self.progress.print(f"warning at step {step}: {message}")
+
+    def value(self, name: str, step: int) -> float | None:
+        """What was logged under a name in a recent step; None if nothing was."""
+        return next((line[name] for line in self.history if line["step"] == step and name in line), None)
 
     def completions(self, step: int, rollouts: Rollouts, rewards: Rewards, advantages: Tensor) -> None:
         """The first logger.completions rows of a step by (group_id, sample_id), so that siblings stand together.
@@ -146,8 +157,16 @@ class Tracker:
         """End the live line and the trackers; also for a run that is interrupted."""
         self.progress.close()
         if self.started and self.accelerator is not None:
-            self.accelerator.end_training()
+            self._end_trackers()
         self.started = False
+
+    def _end_trackers(self) -> None:
+        """One by one: accelerate's `end_training` ends the process group too, which the other processes still wait in."""
+        for tracker in self.accelerator.trackers:
+            try:
+                tracker.finish()
+            except Exception as error:  # as in `_send`: the run is trained and saved
+                self.progress.print(f"warning: tracker {tracker.name} did not finish: {error!r}")
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
         """To accelerate's trackers. One that fails is given up: the files hold everything."""
@@ -186,11 +205,17 @@ def settings(config: Any) -> dict[str, bool | int | float | str]:
 
 
 def read_lines(path: Path | str) -> list[dict[str, Any]]:
-    """The complete lines of a JSONL file; [] if there is none. A last line cut off by a crash is left out."""
+    """The objects of a JSONL file, a line each; [] if there is none. What a crash or a hand left of a line is left out."""
     if not Path(path).is_file():
         return []
-    text = Path(path).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+    return [line for text in Path(path).read_bytes().split(b"\n") if isinstance(line := _parsed(text), dict)]
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def summarize(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -201,7 +226,7 @@ def summarize(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     timed = [line for line in lines if line.get("time/generate_s")]  # a cycle out of a checkpoint took no time
     tokens, generating = sum(_values(timed, "rollout/tokens")), sum(_values(timed, "time/generate_s"))
-    steps = len({line["step"] for line in lines if "reward/total_mean" in line})
+    steps = len({line.get("step") for line in lines if "reward/total_mean" in line})
     step_seconds = _values(lines, "time/step_s")
     return {
         "heldout_accuracy": heldout.get("accuracy", {"start": None, "end": None}),  # share, greedy
@@ -269,6 +294,12 @@ def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     content = text.encode("utf-8", "backslashreplace")
     with open(path, "ab", buffering=len(content) + 2) as stream:
         stream.write(content)
+
+
+def _drop_half_line(path: Path) -> None:
+    """The next line must not be joined to what a cut left of the last one."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _synced_size(path: Path) -> int:

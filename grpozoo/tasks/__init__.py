@@ -17,6 +17,7 @@ class Task:
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
     notices: Sequence[str] = ()  # what to know about the data, said when the run starts
+    places: frozenset[str] = frozenset()  # options that say where the data lie: may change on resume, unlike the data
     decides = True  # whether `verify` tells right from wrong in evaluation; False: the chosen rewards do
 
     @dataclass

@@ -20,6 +20,8 @@ from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, split, with
 class Files(RowTask):
     """Rows of local files."""
 
+    places = frozenset({"path", "heldout_path"})
+
     @dataclass
     class Config(RowTask.Config):
         path: str = (

@@ -25,6 +25,8 @@ STREAM_IDS = 256  # training rows of a stream that its fingerprint covers
 class Hub(RowTask):
     """Rows of a data set in the sense of the library datasets."""
 
+    places = frozenset({"path"})
+
     @dataclass
     class Config(RowTask.Config):
         path: str = MISSING  # org/name on the hub, or a local folder that `datasets.load_dataset` reads

@@ -17,6 +17,7 @@ from grpozoo.compose.options import read_options
 from grpozoo.compose.search_path import CONF, config_folders, defaults
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS, NEEDS, Plugin
+from grpozoo.run.plain import packed, unpacked
 from grpozoo.testing.subject import Subject, claim
 
 
@@ -151,23 +152,21 @@ def check_needs(subject: Subject) -> None:
 
 
 def check_state(subject: Subject) -> None:
-    """state_dict() is plain, survives a save, and load_state_dict() restores it with the behaviour."""
+    """state_dict() is what a checkpoint can hold, survives a save, and load_state_dict() restores it with the behaviour."""
     with subject.live() as live:
         step = live.begin(subject.example())
         live.value_and_gradients(step)
         live.hooks.after_step(step=1, metrics={}, run=live.run)
         state = live.plugin.state_dict()
         claim(isinstance(state, dict), f"state_dict() returns a dict, got {type(state).__name__}")
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        buffer.seek(0)
         try:
-            loaded = torch.load(buffer, weights_only=True)
-        except Exception as error:
-            return claim(
-                False,
-                f"state_dict() holds more than numbers, texts, lists, dicts and tensors: {str(error).splitlines()[0][:120]}",
-            )
+            held = packed(state, "state_dict()")
+        except UserError as error:
+            return claim(False, str(error).replace("\n", "; "))
+        buffer = io.BytesIO()
+        torch.save(held, buffer)
+        buffer.seek(0)
+        loaded = unpacked(torch.load(buffer, weights_only=True))
         expected = contents(live.value_and_gradients(step))
     with subject.live() as other:
         for name, plugin in other.active.plugins.items():

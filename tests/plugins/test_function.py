@@ -1,6 +1,7 @@
 """reward=function: where a function is found, what it may ask for, and every way to get that wrong."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,3 +149,18 @@ def test_a_function_may_run_a_model_without_a_graph(folder):
     made = plugin(folder, code)
     assert not rewards_of({"function": made}, BATCH).components["function"].requires_grad
     assert torch.is_grad_enabled()
+
+
+def test_its_files_are_what_decides_the_reward(folder):
+    """The file and those beside it that it imports, directly or not; not the standard library, nor an environment below."""
+    (folder / "site-packages").mkdir()
+    (folder / "site-packages" / "installed_of_files.py").write_text("def f():\n    pass\n")
+    (folder / "inner_of_files.py").write_text("LIMIT = 3\n")
+    (folder / "outer_of_files.py").write_text("import inner_of_files\n\n\ndef limit(): return inner_of_files.LIMIT\n")
+    (folder / "unused_of_files.py").write_text("")
+    code = (
+        "import json, sys\nsys.path.append('site-packages')\nfrom outer_of_files import limit\n"
+        "from installed_of_files import f\ndef score(text): return limit()\n"
+    )
+    names = [Path(file).name for file in plugin(folder, code).files()]
+    assert names == ["inner_of_files.py", "my_rewards.py", "outer_of_files.py"]
