@@ -6,9 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpozoo import UserError
-from grpozoo.cli.train import saved_configuration
 from grpozoo.compose.command import compose
 from grpozoo.compose.environment import check_consent, check_passwords, recorded, variables
+from grpozoo.compose.resume import goes_on_with
 from grpozoo.compose.settings import Settings, comparable, fingerprint, read_core
 from grpozoo.run.tracking import Tracker
 
@@ -81,12 +81,12 @@ def test_a_resumed_configuration_reads_no_variable_that_this_command_does_not(ch
     with pytest.raises(
         UserError, match=rf"reads the environment variable SECRET \({URL}\)\n.*{URL}='\$\{{oc\.env:SECRET\}}'"
     ):
-        saved_configuration(compose(words), words, checkpoint)
+        goes_on_with(compose(words), words, checkpoint)
 
 
 def test_a_resumed_configuration_reads_what_this_command_says(checkpoint):
     words = [f"resume={checkpoint}", *JUDGE, f"{URL}='${{oc.env:SECRET}}'"]
-    again = saved_configuration(compose(words), words, checkpoint)
+    again = goes_on_with(compose(words), words, checkpoint)
     assert again.plugins.scope_rl.url == "s3cret" and "s3cret" not in repr(recorded(again))
     other = [*words[:-1], f"{URL}='${{oc.env:HOME}}'"]
     with pytest.raises(UserError, match="SECRET"):

@@ -218,7 +218,7 @@ def test_the_advice_of_an_error_can_be_followed(tmp_path):
     train(tmp_path / "straight", "steps=2")
     train(tmp_path / "run", "steps=1")
     resume = [f"resume={tmp_path / 'run'}", "steps=2"]
-    with pytest.raises(UserError, match="raise max_prompt_length"):
+    with pytest.raises(UserError, match="set max_prompt_length=6"):
         train(tmp_path / "run", *resume, "max_prompt_length=2")
     train(tmp_path / "run", *resume, "max_prompt_length=2000", "eval.every=1", "reward_timeout=3")
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpozoo.compose import resume
+from grpozoo.compose import environment, resume
 from grpozoo.compose.settings import Settings, fingerprint, read
 from grpozoo.errors import UserError
 

@@ -76,20 +76,17 @@ def _check_names(group: str, choice: Any) -> None:
 
 
 def _check_twice(words: Iterable[Override], groups: set[str]) -> None:
-    """Of two values of one key Hydra keeps the later in silence."""
+    """Of two choices of a group Hydra keeps the later in silence. Of a key it may: scripts append what they change."""
     said: dict[str, list[Override]] = defaultdict(list)
     for word in words:
         if word.type is not OverrideType.DEL:
             said[word.get_key_element().lstrip("+")].append(word)
     for key, several in said.items():
-        values = [_text(word) for word in several]
         if len(several) > 1 and key in groups:
             names = [name for word in several for choice in _choices(word) for name in _listed(choice)]
             raise UserError(
                 f"{key} is chosen {len(several)} times, and only the last would count\nwrite {_joined(key, names)}"
             )
-        if len(set(values)) > 1:
-            raise UserError(f"{key} is set twice, to {values[0]} and to {values[1]}\nkeep one: {key}={values[-1]}")
 
 
 def _choices(word: Override) -> list[Any]:
