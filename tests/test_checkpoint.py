@@ -281,7 +281,7 @@ def former(folder, whole):
         config = OmegaConf.load(newest / "config.yaml")
         for key in LATER:
             section, name = key.split(".")
-            del config[section][name]
+            config[section].pop(name, None)
         OmegaConf.save(config, place / "config.yaml")
         state = torch.load(newest / "trainer.pt", weights_only=True)
         del state["frozen"]
