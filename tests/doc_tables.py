@@ -155,7 +155,35 @@ def metrics_table():
     return table(("metric", "unit", "meaning (expected)"), rows)
 
 
+def rooms_table():
+    """Every file and folder of grpozoo/ with the first line of its docstring."""
+    rows = []
+    for path in sorted((ROOT / "grpozoo").iterdir(), key=lambda path: (path.is_dir(), path.name)):
+        file = path / "__init__.py" if path.is_dir() else path
+        if file.is_file() and file.suffix == ".py" and not path.name.startswith("__"):
+            text = ast.get_docstring(ast.parse(file.read_text())).splitlines()[0]
+            inside = sorted(part.stem for part in path.glob("[!_]*.py")) if path.is_dir() else []
+            name = f"`{path.name}/` {', '.join(inside)}" if inside else f"`{path.name}`"
+            rows.append((name, text))
+    return table(("room", "what it holds"), rows)
+
+
+def plugins_by_hook():
+    """Every plugin of this distribution under each hook that it answers, in loop order."""
+    answers = {hook: [] for hook in KINDS}
+    for name, entry in sorted(installed().items()):
+        if entry.dist.name == "grpozoo":
+            cls = load_class(name)
+            for hook in KINDS:
+                if mark := getattr(getattr(cls, hook, None), "grpozoo_impl", None):
+                    answers[hook].append(f"{name} (wraps)" if mark["wrapper"] else name)
+    rows = [(f"`{hook}`", KINDS[hook], ", ".join(names)) for hook, names in answers.items() if names]
+    return table(("hook", "kind", "plugins"), rows)
+
+
 GENERATORS = {
+    "rooms": rooms_table,
+    "plugins": plugins_by_hook,
     "config": config_table,
     "yaml": yaml_table,
     "hooks": hooks_table,
@@ -179,7 +207,7 @@ def filled(text):
 
 
 if __name__ == "__main__":
-    for page in [*sorted(DOCS.glob("*.md")), DOCS / "methods" / "README.md"]:
+    for page in [*sorted(DOCS.glob("*.md")), DOCS / "methods" / "README.md", ROOT / "plugins" / "README.md"]:
         page.write_text(filled(page.read_text()))
     for name in card.methods():
         (DOCS / "methods" / f"{name}.md").write_text(card.card(name))

@@ -38,7 +38,12 @@ from grpozoo.hooks import HOOK_VERSION, KINDS, NEEDS
 from grpozoo.metrics import describe
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "methods" / "README.md", ROOT / "README.md"]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs" / "methods" / "README.md",
+    ROOT / "plugins" / "README.md",
+    ROOT / "README.md",
+]
 FENCE = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = [
     "model.warm_start=false",
