@@ -18,6 +18,7 @@ from grpozoo import UserError
 from grpozoo.cli.train import train as training_job
 from grpozoo.compose.command import compose
 from grpozoo.compose.settings import LATER
+from grpozoo.run import state
 from grpozoo.run.checkpoint import CHECKSUMS, FORMAT, Store, claim, resolve, step_of, verify
 from grpozoo.update import optimizer_step
 
@@ -185,6 +186,21 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
         train(tmp_path / "run", "steps=5", "checkpoint.every=1", "checkpoint.keep=1")
     assert [step_of(path) for path in Store(tmp_path / "run" / "checkpoints").checkpoints()] == [2]
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    def full(run, folder):
+        if run.step == 2:
+            raise OSError(28, "No space left on device")
+        return write(run, folder)
+
+    write = state._write
+    monkeypatch.setattr(state, "_write", full)
+    with pytest.raises(
+        UserError, match="step 2: no checkpoint could be written to .*: No space left on device\n.*resume="
+    ):
+        train(tmp_path / "run", "steps=2", "checkpoint.every=1")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_run_keeps_the_checkpoint_with_the_best_held_out_accuracy(tmp_path, monkeypatch):

@@ -201,7 +201,7 @@ def test_a_moved_model_goes_on_and_another_reference_is_refused(tmp_path):
     small = [item for item in SMALL if not item.startswith("model.")]
     train(tmp_path / "first", "steps=1")
     train(tmp_path / "second", "steps=1", "seed=1")
-    options = ["plugins.grpo.kl_coef=0.1", "prompts_per_step=2"]
+    options = ["plugins.grpo.kl_coef=0.1"]
     shutil.copytree(tmp_path / "first" / "model", tmp_path / "a")
     train(tmp_path / "straight", *options, "steps=3", f"model.path={tmp_path / 'a'}", small=small)
     train(tmp_path / "run", *options, "steps=2", f"model.path={tmp_path / 'a'}", small=small)
@@ -220,5 +220,5 @@ def test_the_advice_of_an_error_can_be_followed(tmp_path):
     resume = [f"resume={tmp_path / 'run'}", "steps=2"]
     with pytest.raises(UserError, match="set max_prompt_length=6"):
         train(tmp_path / "run", *resume, "max_prompt_length=2")
-    train(tmp_path / "run", *resume, "max_prompt_length=2000", "eval.every=1", "reward_timeout=3")
+    train(tmp_path / "run", *resume, "max_prompt_length=6", "eval.every=1", "reward_timeout=3")
     assert digest(tmp_path / "run") == digest(tmp_path / "straight")

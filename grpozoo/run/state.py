@@ -43,7 +43,13 @@ def save(run) -> None:
     check_finite(run)
     if run.accelerator.is_main_process:
         accuracy = run.tracker.value("heldout/accuracy", run.step)
-        run.store.save(run.step, lambda folder: _write(run, folder), accuracy)
+        try:
+            run.store.save(run.step, lambda folder: _write(run, folder), accuracy)
+        except OSError as error:
+            raise UserError(
+                f"step {run.step}: no checkpoint could be written to {run.store.folder}: {error.strerror or error}\n"
+                f"earlier ones are whole; make room, then go on with resume={run.run_dir}"
+            ) from None
     run.accelerator.wait_for_everyone()
 
 
