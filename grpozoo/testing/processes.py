@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from grpozoo.errors import UserError
 from grpozoo.loop import collect
 from grpozoo.ops import denominators
 from grpozoo.packing import cut, share
-from grpozoo.rewards.asking import collective
 from grpozoo.rewards.score import score
 from grpozoo.rng import key
 from grpozoo.rollout import in_order
@@ -79,7 +79,10 @@ class Exchange:
 
 
 class Process(Context):
-    """One of several processes of a run: it does its part of the work and exchanges the results."""
+    """One of several processes of a run: it does its part of the work and exchanges the results.
+
+    Its methods are not marked `collective`, a mark of the whole program: while one asks the rewards, the other waits.
+    """
 
     def __init__(self, live: Live, rank: int, exchange: Exchange):
         config = live.run.config
@@ -92,7 +95,7 @@ class Process(Context):
             exchange,
             Verdicts(live.subject.example().rollouts),
         )
-        self.began = 0.0
+        self.clock = SimpleNamespace(start=lambda: None)  # nothing is measured
         self.policy.model.requires_grad_(False)
         self.hooks.setup(run=self)
 
@@ -104,7 +107,6 @@ class Process(Context):
         """No metrics of the step."""
         return {}
 
-    @collective
     def generate(self, requests: list[Request], temperature: float | None = None) -> Rollouts:
         """Completions by the engine, every `world`-th request here."""
         law = self.policy.law if temperature is None else Law(temperature)
@@ -116,14 +118,12 @@ class Process(Context):
             parts.append(self.hooks.generate(requests=mine, sampler=sampler, law=law, policy=policy, run=self))
         return in_order(concatenate(self.gather(parts)), requests)
 
-    @collective
     def score(self, rollouts: Rollouts) -> Rewards:
         """Rewards that the first process asks for, shaped in each."""
         rewards = score(self.hooks, self.plugins, rollouts, self, timeout=PATIENCE) if self.rank == 0 else None
         rewards = self.exchange.all(self.rank, "score()", rewards)[0]
         return self.hooks.transform_rewards(rollouts=rollouts, rewards=rewards, run=self)
 
-    @collective
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Log-probabilities of the reference and entropies that a hash could have made."""
         wave = (rollouts.completion_ids * 0.7).sin() * rollouts.completion_mask  # [R, T] in [-1, 1]
@@ -139,17 +139,14 @@ class Process(Context):
         if part:
             yield part, cut(rollouts.select(part))
 
-    @collective
     def gather(self, parts: list) -> list:
         """Lists of all processes, one after the other."""
         return [item for part in self.exchange.all(self.rank, "gather()", parts) for item in part]
 
-    @collective
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the processes."""
         return torch.stack(self.exchange.all(self.rank, f"sum() of {tuple(values.shape)}", values)).sum(0)
 
-    @collective
     def sum_gradients(self, parameters: list) -> None:
         """Gradients of all processes, added up."""
         total = self.sum(torch.cat([parameter.grad.flatten() for parameter in parameters]))
