@@ -6,7 +6,7 @@ Kinds of hooks, and what the core does with the answers:
     multiply  factors, None counts as 1          sum      terms, None counts as 0
     collect   dictionaries are merged, equal keys are refused          all      everybody is called
 A plugin names only the arguments that it uses; specifications gain arguments and never lose or rename them. What each
-hook must answer is checked in every call (grpozoo.compose.answers); a failure names plugin, hook and what is expected.
+hook must answer is checked in every call (grpozoo.calls.answers); a failure names plugin, hook and what is expected.
 `run` (grpozoo.run.run.Run) is the context: config, step, task, policies, and prompts(), generate(), given(), score(),
 measure(), verdicts(), stream().
 """

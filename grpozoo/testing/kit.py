@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from grpozoo.compose.calls import place
+from grpozoo.calls.guard import place
 from grpozoo.errors import UserError
 from grpozoo.testing import options, pieces, processes, steps
 from grpozoo.testing.example import Fixture
