@@ -5,7 +5,8 @@ Kinds of hooks, and what the core does with the answers:
     chain     wrappers (`hookimpl(wrapper=True)`): each changes the result of those listed before it
     multiply  factors, None counts as 1          sum      terms, None counts as 0
     collect   dictionaries are merged, equal keys are refused          all      everybody is called
-A plugin names only the arguments that it uses; specifications gain arguments and never lose or rename them.
+A plugin names only the arguments that it uses; specifications gain arguments and never lose or rename them. What each
+hook must answer is checked in every call (grpozoo.calls.answers); a failure names plugin, hook and what is expected.
 `run` (grpozoo.run.run.Run) is the context: config, step, task, policies, and prompts(), generate(), given(), score(),
 measure(), verdicts(), stream().
 """
@@ -114,12 +115,12 @@ def prepare_prompts(prompts, run):
 
 @hook("one")
 def generate(requests, sampler, law, policy, run):
-    """The engine: list[Request] -> Rollouts in the order of the requests, sampled by `sampler` under `law`."""
+    """The engine: list[Request], [] too, -> Rollouts in the order of the requests, sampled by `sampler` under `law`."""
 
 
 @hook("collect")
 def reward(rollouts, run):
-    """{name: [R] numbers, NaN or None = no answer} or {name: R matrices [m, d]}; may be `async`."""
+    """{name: [R] numbers, NaN or None = no answer} or {name: R matrices [m, d]}; may be `async`. Main process only."""
 
 
 @hook("chain")

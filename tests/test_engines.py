@@ -45,7 +45,9 @@ def train_one_prompt(folder: Path) -> None:
             file.write(f"{len(requests)}\n")
         return decode(requests, *arguments, **named)
 
-    overrides = [*COMMON, "prompts_per_step=1", "update.mini_batches=1", "eval.prompts=1", f"run_dir={folder / 'run'}"]
+    own = {"prompts_per_step": 1, "update.mini_batches": 1, "eval.prompts": 1, "run_dir": folder / "run"}
+    shared = [word for word in COMMON if word.partition("=")[0] not in own]
+    overrides = [*shared, *(f"{key}={value}" for key, value in own.items())]
     with mock.patch.object(native, "decode", counted):
         assert train(compose(overrides), overrides, str(folder / "run")) == 0
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from grpozoo import Plugin, Prompt, Request, UserError, concatenate, hookimpl, hooks
-from grpozoo.compose.answers import EXPECTED
+from grpozoo.calls.answers import EXPECTED
 from grpozoo.compose.plugins import Defaults, register
 from grpozoo.hooks import KINDS
+from grpozoo.run.state import plugin_states
 from grpozoo.testing import Context, compose, fixture
+from grpozoo.update import minibatch_tables
 
 NAN, INF = float("nan"), float("inf")
 CONFIG, ACTIVE = compose()
@@ -297,6 +299,29 @@ def test_a_hook_that_everybody_leaves_to_others_is_told():
         rest = type("Rest", (Plugin,), {name: hookimpl(function) for name, function in answers.items()})
         active = register({**without, "mine": cls(cls.Config()), "rest": rest(rest.Config())})
         active.hooks.policy_loss(batch=STEP.batch, out=STEP.out)
+
+
+def test_a_table_that_is_given_twice_names_who_answers_the_hook():
+    def table(self, batch):
+        return {"x": batch.advantages}
+
+    plugins = {}
+    for name in ("one", "two"):
+        cls = type("Table", (Plugin,), {"minibatch": hookimpl(table)})
+        plugins[name] = cls(cls.Config())
+    active = register({**ACTIVE.plugins, **plugins})
+    with pytest.raises(UserError, match=r"the table 'x' is given twice; plugins that answer this hook: one, two"):
+        minibatch_tables(active.hooks, STEP.batch, STEP.out, None, len(STEP.rollouts))
+
+
+def test_a_state_that_raises_names_the_plugin():
+    class Mine(Plugin):
+        def state_dict(self):
+            return {"mean": self.mean}
+
+    pattern = r"plugins\.mine: state_dict\(\) raised AttributeError\(.*'mean'.*\)\nat .*test_hook_calls\.py:\d+"
+    with pytest.raises(UserError, match=pattern):
+        plugin_states({"mine": Mine(Mine.Config())})
 
 
 def test_the_defaults_answer_what_is_expected():

@@ -161,6 +161,18 @@ def test_another_hook_version_names_both_versions(fake):
         create("old", {})
 
 
+def test_a_constructor_that_raises_is_named_with_error_and_place(fake):
+    class Broken(Theirs):
+        def __init__(self, config):
+            raise KeyError("weights")
+
+    fake("broken", Broken)
+    with pytest.raises(
+        UserError, match=r"plugins\.broken: Broken\(\) raised KeyError\('weights'\)\nat .*test_plugins\.py"
+    ):
+        create("broken", {})
+
+
 def test_an_unknown_need_is_refused_with_the_nearest(fake):
     class Needy(Theirs):
         needs = frozenset({"entropies"})

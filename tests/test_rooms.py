@@ -15,8 +15,8 @@ from grpozoo.moved import MOVED
 ROOT = Path(__file__).resolve().parent.parent / "grpozoo"
 SURFACE = "__init__"
 FLOORS = {  # from the ground up; a room that is on none must be given its place here
-    "contract": {"errors", "types", "hooks", "ops", "metrics", "rng", "config", SURFACE},
-    "parts": {"cycle", "packing", "sampling", "storage"},
+    "contract": {"context", "errors", "types", "hooks", "ops", "metrics", "rng", "config", SURFACE},
+    "parts": {"calls", "cycle", "packing", "sampling", "storage"},
     "tasks and rewards": {"evaluate", "rewards", "tasks"},
     "policy": {"models", "policy", "rollout"},
     "algorithm": {"update", "loop"},

@@ -1,6 +1,7 @@
 """The conformance kit: every built-in passes it, and every fault that it promises to find is found."""
 
 import importlib.metadata
+import re
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -235,6 +236,49 @@ class Short(Plugin):
         return {"row": [1.0]}
 
 
+class Notes(Plugin):
+    """Keeps a fact of each row where the row was sampled."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.first = {}
+
+    @hookimpl(wrapper=True)
+    def generate(self):
+        rollouts = yield
+        keys = zip(rollouts.group_id.tolist(), rollouts.sample_id.tolist(), strict=True)
+        self.first |= dict(zip(keys, rollouts.completion_ids[:, 0].tolist(), strict=True))
+        return rollouts
+
+    @hookimpl(wrapper=True)
+    def advantage(self, rollouts):
+        A = yield
+        keys = zip(rollouts.group_id.tolist(), rollouts.sample_id.tolist(), strict=True)
+        return A * torch.tensor([1.0 + self.first.get(key, 0) for key in keys])
+
+
+class Waits(Plugin):
+    """Only the first process asks for something that all must ask for."""
+
+    @hookimpl(wrapper=True)
+    def transform_rewards(self, run):
+        rewards = yield
+        if run.rank == 0:
+            run.sum(rewards.total)
+        return rewards
+
+
+class AsksInReward(Plugin):
+    @hookimpl
+    def reward(self, rollouts, run):
+        return {"row": run.generate([])}
+
+
+class Raises(Factors):
+    def weigh(self, batch, out):
+        return {}["nothing"]
+
+
 class Everything(Plugin):
     @hookimpl
     def select_parameters(self, policy):
@@ -330,6 +374,10 @@ SAMPLER = ("~plugins.iid", "+plugins.strange={}")
     (NoReturn, (), {"transform"}),
     (RowNumber, (), {"reward"}),
     (Short, (), {"reward"}),
+    (Notes, (), {"processes"}),
+    (Waits, (), {"processes"}),
+    (AsksInReward, (), {"reward", "processes"}),
+    (Raises, (), {"inputs", "mask", "processes"}),
     (Everything, ("~plugins.full", "+plugins.strange={}"), {"parameters"}),
     (SameNumbers, SAMPLER, {"law"}),
     (StaleNumbers, SAMPLER, {"law"}),
@@ -348,6 +396,32 @@ def test_a_fault_is_told_with_plugin_place_and_reason(strange):
         match=r"plugin 'strange' fails 'garbage': with inf at masked positions, token_weights: .*\n    because masked log-prob",
     ):
         check_plugin("strange")
+
+
+def told(*overrides):
+    """All that the kit says about `strange`."""
+    with pytest.raises(ConformanceError) as error:
+        check_plugin("strange", *(overrides or ["+plugins.strange={}"]))
+    return str(error.value)
+
+
+def test_a_hook_that_raises_is_told_once_with_plugin_hook_and_place(strange):
+    strange(Raises)
+    text = told()
+    assert text.count("plugins.strange: token_weights() raised KeyError('nothing')\n    at ") == 1
+    assert "plugin 'strange' fails 'padding': as in 'inputs'\n    because" in text
+
+
+def test_what_a_row_left_on_its_process_is_told_in_plain_words(strange):
+    strange(Notes)
+    text = told()
+    assert "fails 'processes': advantage of step 1 is another one in each of two processes" in text
+    assert "because what a plugin notes about rows stays on the process that saw them" in text
+
+
+def test_a_process_that_would_wait_for_ever_is_told(strange):
+    strange(Waits)
+    assert re.search(r"process 0 comes to sum\(\) of .* and process 1 to .*: a run would hang there", told())
 
 
 def test_a_check_can_be_skipped_by_name_and_only_by_a_known_one(strange):

@@ -11,7 +11,7 @@ from typing import Any
 import pluggy
 
 from grpozoo import hooks
-from grpozoo.compose.calls import blamed, guard, ignore, nobody_answered
+from grpozoo.calls.guard import blamed, guard, ignore, nobody_answered
 from grpozoo.compose.options import read_options
 from grpozoo.compose.registry import installed, load_class, owner_of, source_hash
 from grpozoo.errors import UserError, unknown

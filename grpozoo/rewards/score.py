@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpozoo.compose.calls import changed, raised
-from grpozoo.compose.inputs import version, versions
+from grpozoo.calls.guard import changed, raised
+from grpozoo.calls.inputs import version, versions
 from grpozoo.errors import UserError
 from grpozoo.rewards.asking import Alone, asking
 from grpozoo.types import Rewards, Rollouts

@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from grpozoo.calls.guard import blamed
 from grpozoo.cycle import Cycle
 from grpozoo.errors import UserError
 from grpozoo.hooks import Plugin
@@ -101,7 +102,8 @@ def plugin_states(plugins: dict[str, Plugin]) -> dict[str, Any]:
     """What each plugin must find again, as a checkpoint holds it; UserError names the plugin and the key."""
     states = {}
     for name, plugin in plugins.items():
-        state = plugin.state_dict()
+        with blamed(name, "state_dict()"):
+            state = plugin.state_dict()
         if not isinstance(state, dict):
             raise UserError(f"plugin {name!r}: state_dict() returns a dict, got {type(state).__name__}")
         states[name] = packed(state, f"plugin {name!r}: state_dict()")
@@ -134,6 +136,8 @@ def restore(run, folder: Path) -> None:
     for name, plugin in run.plugins.items():
         try:
             plugin.load_state_dict(state["plugins"].get(name, {}))
+        except UserError:
+            raise
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise UserError(

@@ -1,6 +1,8 @@
 """What hooks see as `run` while they are tested: a configuration, a task, streams, and a generator without a model."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,10 +189,15 @@ class Decimal:
 
 def tiny_policy():
     """A random Qwen3-type policy of two layers and 23 tokens; the same weights each time, the caller's random state untouched."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     from grpozoo.policy.policy import Policy
     from grpozoo.sampling import Law
+
+    return Policy(deepcopy(_tiny_model()), Decimal(), Law(1.0))
+
+
+@cache
+def _tiny_model():
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
         vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -198,5 +205,4 @@ def tiny_policy():
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config)
-    return Policy(model, Decimal(), Law(1.0))
+        return Qwen3ForCausalLM(config)

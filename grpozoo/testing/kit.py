@@ -3,14 +3,16 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from grpozoo.compose.calls import place
+from grpozoo.calls.guard import place
 from grpozoo.errors import UserError
-from grpozoo.testing import options, pieces, steps
+from grpozoo.testing import options, pieces, processes, steps
 from grpozoo.testing.example import Fixture
 from grpozoo.testing.subject import ConformanceError, Subject
 
 TENSORS = frozenset({"advantage", "policy_loss", "token_weights", "regularizer", "before_update", "aggregation"})
 GROUPS = frozenset({"advantage"})
+PARTS = frozenset({"generate", "token_sampler", "reward", "policy_loss", "token_weights", "regularizer"})  # see a part
+CALLERS = frozenset({"transform_rewards", "resample"})  # ask the run for more, in every process
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,12 @@ CHECKS = (
     ),
     _check(
         "engine", pieces.check_engine, {"generate"}, "log-probabilities of another law or another row make wrong ratios"
+    ),
+    _check(
+        "processes",
+        processes.check_processes,
+        PARTS | CALLERS,
+        "what a plugin notes about rows stays on the process that saw them, and the others train on something else",
     ),
     _check("evaluate", pieces.check_evaluate, {"evaluate"}, "evaluation must not change training"),
     _check("state", options.check_state, None, "a resumed run must continue as if it had not stopped"),

@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from grpozoo.compose.inputs import contents, differing
+from grpozoo.calls.inputs import contents, differing
 from grpozoo.compose.options import read_options
 from grpozoo.compose.search_path import CONF, config_folders, defaults
 from grpozoo.errors import UserError

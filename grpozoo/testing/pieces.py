@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from grpozoo.compose.inputs import contents, differing
+from grpozoo.calls.inputs import contents, differing
 from grpozoo.hooks import KINDS
 from grpozoo.rewards.score import score
 from grpozoo.sampling import Choice, Law

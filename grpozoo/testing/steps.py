@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpozoo.compose.inputs import contents, differing
+from grpozoo.calls.inputs import contents, differing
 from grpozoo.cycle import Cycle
 from grpozoo.testing.example import Fixture, garble, leaf, regroup, relabel, retotal, select, widen
 from grpozoo.testing.subject import DATA, Live, Subject, claim, gradients

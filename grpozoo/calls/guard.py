@@ -1,7 +1,7 @@
 """Calling a plugin: whatever goes wrong in a hook is told with the plugin, the hook, what came and what is expected.
 
 Every implementation is called through a `Guard`. An exception (SystemExit included), an answer that
-`grpozoo.compose.answers` does not expect, and an argument that was changed in place become UserErrors. A UserError and
+`grpozoo.calls.answers` does not expect, and an argument that was changed in place become UserErrors. A UserError and
 KeyboardInterrupt pass as they are. The cause stays attached: HYDRA_FULL_ERROR=1 shows its traceback.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pluggy
 
-from grpozoo.compose.answers import EXPECTED, WITHOUT_ANSWER, Unfit, described
-from grpozoo.compose.inputs import contents, differing, version, versions
+from grpozoo.calls.answers import EXPECTED, WITHOUT_ANSWER, Unfit, described
+from grpozoo.calls.inputs import contents, differing, version, versions
 from grpozoo.errors import UserError
 from grpozoo.hooks import KINDS
 
