@@ -15,12 +15,12 @@ from grpozoo.moved import MOVED
 ROOT = Path(__file__).resolve().parent.parent / "grpozoo"
 SURFACE = "__init__"
 FLOORS = {  # from the ground up; a room that is on none must be given its place here
-    "contract": {"errors", "types", "hooks", "ops", "metrics", "rng", "config", SURFACE},
+    "contract": {"errors", "types", "hooks", "ops", "metrics", "rng", "config", "context", SURFACE},
     "parts": {"cycle", "packing", "sampling", "storage"},
-    "tasks and rewards": {"evaluate", "rewards", "tasks"},
+    "tasks": {"evaluate", "tasks"},
     "policy": {"models", "policy", "rollout"},
-    "algorithm": {"update", "loop"},
     "composition": {"compose"},
+    "algorithm": {"rewards", "update", "loop"},
     "run": {"run", "testing"},
     "command line": {"cli", "__main__"},
 }
