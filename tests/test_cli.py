@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import yaml
 from commands import TINY, Answer, grpozoo, seconds
@@ -57,10 +58,13 @@ def importing_hydra():
     [["--help"], ["--cfg", "job"], ["algo=stair"], ["group_sise=4"], ["plugins.grpo.clipp=1"], ["+plugins.stair={}"]],
 )
 def test_help_configuration_and_unknown_names_need_no_second_and_no_torch(folder, arguments, importing_hydra):
-    answer = min((grpozoo(*arguments, cwd=folder) for _ in range(2)), key=lambda answer: answer.seconds)
-    assert not {"torch", "transformers", "accelerate"} & set(answer.heavy)
-    # --help takes 1.2 s of processor time where importing Hydra takes 0.2; both take twice as long on a slower machine
-    assert answer.seconds < 9 * importing_hydra
+    for _ in range(2):  # the second only where something else on the machine slowed the first
+        answer = grpozoo(*arguments, cwd=folder)
+        assert not {"torch", "transformers", "accelerate"} & set(answer.heavy)
+        # --help takes 1.2 s of processor time where importing Hydra takes 0.2; both take twice as long on a slower machine
+        if answer.seconds < 9 * importing_hydra:
+            return
+    pytest.fail(f"{answer.seconds:.2f} s of processor time, {importing_hydra:.2f} s for importing Hydra")
 
 
 def test_help_is_a_page_with_groups_everyday_keys_and_the_way_to_all_keys(folder):
@@ -148,17 +152,15 @@ def test_a_mistake_gets_one_short_message_and_status_1(typed, folder, arguments,
     assert not list(folder.iterdir())  # not even an empty run folder
 
 
-def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loaded(folder):
+def test_a_data_set_smaller_than_one_batch_names_the_cause_before_a_model_is_loaded(typed, folder, monkeypatch):
+    monkeypatch.setattr("grpozoo.models.load", lambda *_: pytest.fail("a model is loaded"))
     (folder / "few.jsonl").write_text("".join(f'{{"prompt": "say {i}", "answer": "{i}"}}\n' for i in range(5)))
-    answer = grpozoo("task=jsonl", "task.path=few.jsonl", "prompts_per_step=50", cwd=folder)
+    answer = typed("task=jsonl", "task.path=few.jsonl", "prompts_per_step=50")
     assert answer.status == 1 and len(answer.err.splitlines()) <= 4 and "Traceback" not in answer.err
     assert re.search(r"prompts", answer.err) and "50" in answer.err
-    assert "transformers.models" not in answer.heavy
 
 
-@pytest.mark.parametrize(
-    "arguments", [["algo=stair"], ["plugins.grpo.std=cat"], ["engine=[native,hf]"], ["check", "grpp"]]
-)
+@pytest.mark.parametrize("arguments", [["algo=stair"], ["plugins.grpo.std=cat"], ["check", "grpp"]])
 def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(folder, arguments):
     answer = grpozoo(*arguments, cwd=folder)
     assert answer.status == 1 and answer.out == "" and 1 <= len(answer.err.splitlines()) <= 4
@@ -305,10 +307,17 @@ def test_explain_metrics_lists_the_cores_and_the_plugins_metrics(typed):
     assert answer.status == 0 and "heldout/accuracy" in answer.out and "grpo/ratio_clipped_low" in answer.out
 
 
+def swept(folder, *arguments):
+    """Exit status and output of `python -m grpozoo -m` in a process of its own."""
+    process = processes.start(["-m", *arguments, *TINY, "hydra.sweep.dir=sweep"], folder, HYDRA_FULL_ERROR="0")
+    process.join(300)
+    return process.exitcode, (folder / "log-0.txt").read_text()
+
+
 @pytest.mark.slow
 def test_multirun_trains_every_combination_from_any_directory(folder):
-    answer = grpozoo("-m", "seed=0,1", "algo=grpo", *TINY, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
-    assert answer.status == 0, answer.err
+    status, said = swept(folder, "seed=0,1", "algo=grpo")
+    assert status == 0, said
     assert sorted(path.parent.name for path in folder.glob("sweep/*/summary.json")) == ["0", "1"]
     seeds = {yaml.safe_load((folder / "sweep" / number / "config.yaml").read_text())["seed"] for number in "01"}
     assert seeds == {0, 1}
@@ -316,8 +325,8 @@ def test_multirun_trains_every_combination_from_any_directory(folder):
 
 @pytest.mark.slow
 def test_a_failing_job_of_a_sweep_does_not_stop_the_others_and_the_status_is_1(folder):
-    answer = grpozoo("-m", "plugins.grpo.clip=-1,0.2", *TINY, "hydra.sweep.dir=sweep", cwd=folder, timeout=300)
-    assert answer.status == 1 and "clip is at least 0" in answer.err and "Traceback" not in answer.err
+    status, said = swept(folder, "plugins.grpo.clip=-1,0.2")
+    assert status == 1 and "clip is at least 0" in said and "Traceback" not in said
     assert [path.parent.name for path in folder.glob("sweep/*/summary.json")] == ["1"]
 
 
