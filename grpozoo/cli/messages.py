@@ -1,16 +1,17 @@
 """What a user reads when something was wrong: one short message instead of a library's page."""
 
 import sys
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from grpozoo.compose import search_path
 from grpozoo.compose.command import compose
 from grpozoo.compose.registry import owner
-from grpozoo.errors import UserError, nearest
+from grpozoo.errors import UserError, nearest, shortened
 
 EXPECTED = (UserError, OmegaConfBaseException, OSError, YAMLError)  # nobody's bug: a sentence, no traceback
 
@@ -26,9 +27,18 @@ TOOLS = {
 
 def explain(error: Exception) -> str:
     """One short message: what was wrong, the nearest valid name, what to do."""
+    return shortened(_explained(error))
+
+
+def _explained(error: Exception) -> str:
     text = str(error).strip()
     if isinstance(error, UserError):
         return text
+    if isinstance(error, YAMLError | UnicodeDecodeError):
+        return _broken_file(error)
+    if isinstance(error, InterpolationResolutionError) and "Recursive" in text:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        return f"{key}${{...}} leads back to itself, so it has no value\nwrite a value, or the key of another option"
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or text}\nrun_dir=FOLDER says where a run writes"
@@ -50,6 +60,17 @@ def explain(error: Exception) -> str:
         return f"{group} is chosen already: write {group}=[a,b] for several, without +"
     key = _unknown_key(error)
     return _explain_key(key) if key else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip())
+
+
+def _broken_file(error: YAMLError | UnicodeDecodeError) -> str:
+    """A config file that does not read: which, of which distribution, and where."""
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    file = Path(mark.name) if mark else None
+    owners = {"grpozoo": search_path.CONF, **search_path.config_folders()}
+    source = next((f" (from {owner})" for owner, folder in owners.items() if file and folder in file.parents), "")
+    where = f"{file}:{mark.line + 1}{source}" if mark else "a config file"
+    return f"{where} is no YAML: {what}\nmend the file, or ask its author; a value with : or # takes quotes"
 
 
 def _unknown_key(error: Exception) -> str | None:
