@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from grpozoo import HOOK_VERSION, Plugin, Rewards, UserError, hookimpl
 from grpozoo.cli import tools
+from grpozoo.compose import command, search_path
 from grpozoo.compose.plugins import activate, create, register
 from grpozoo.compose.registry import installed, load_class
 from grpozoo.testing import compose, fixture
@@ -152,6 +153,26 @@ def test_a_module_that_ends_the_program_is_named_like_any_broken_one(fake, tmp_p
         UserError, match=rf"plugin 'leaving' \(leaving:Leaving, from theirs 1\.2\) does not import: {said}"
     ):
         create("leaving", {})
+
+
+@pytest.mark.parametrize("text, fault", [
+    ("# @package plugins\nmine: {a: [\n", r"it is no YAML: expected the node content.* \(line \d\)"),
+    ("# @package plugins\nmine:\n\ta: 1\n", r"it is no YAML: found character .*\(line 3\)"),
+    ("# @package plugins\nmine: {x: '\udcff'}\n", r"it is not UTF-8: invalid start byte at byte \d+"),
+    ("# @package plugins\n- a\n", "it is no mapping of keys to values"),
+    ("# @package plugins and more\nmine: {}\n", r"its first line is '# @package plugins and more', not '# @package plugins'"),
+    ("# @package plugins\ndefaults: 5\nmine: {}\n", "its defaults are no list"),
+    ("# @package plugins\nmine: 5\n", "mine is a plugin with its options, got 5"),
+])  # fmt: skip
+def test_a_config_file_that_does_not_read_is_named_with_its_distribution(monkeypatch, tmp_path, text, fault):
+    monkeypatch.setattr(search_path, "config_folders", lambda: {"theirs": tmp_path})
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    for words in (["algo=mine"], ["algo=[gspo,mine]"]):
+        with pytest.raises(
+            UserError, match=rf"^algo=mine: .*algo/mine\.yaml \(from theirs\): (?:{fault})\nmend the file"
+        ):
+            command.check(words)
 
 
 def test_a_broken_task_is_called_a_task(monkeypatch):

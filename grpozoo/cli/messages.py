@@ -1,7 +1,6 @@
 """What a user reads when something was wrong: one short message instead of a library's page."""
 
 import sys
-from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -59,18 +58,18 @@ def _explained(error: Exception) -> str:
         group = text.split()[0]
         return f"{group} is chosen already: write {group}=[a,b] for several, without +"
     key = _unknown_key(error)
-    return _explain_key(key) if key else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip())
+    return (
+        _explain_key(key)
+        if key
+        else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip()) or repr(error)
+    )
 
 
 def _broken_file(error: YAMLError | UnicodeDecodeError) -> str:
-    """A config file that does not read: which, of which distribution, and where."""
+    """A config file that nobody's group brings (`--config-dir`): which, and where."""
     mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or str(error).splitlines()[0]
-    file = Path(mark.name) if mark else None
-    owners = {"grpozoo": search_path.CONF, **search_path.config_folders()}
-    source = next((f" (from {owner})" for owner, folder in owners.items() if file and folder in file.parents), "")
-    where = f"{file}:{mark.line + 1}{source}" if mark else "a config file"
-    return f"{where} is no YAML: {what}\nmend the file, or ask its author; a value with : or # takes quotes"
+    where = f"{mark.name}:{mark.line + 1}" if mark else "a config file"
+    return f"{where} is no YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
 
 
 def _unknown_key(error: Exception) -> str | None:
