@@ -5,9 +5,24 @@ from difflib import get_close_matches
 
 from hydra.errors import CompactHydraException
 
+PIECE, LINE = 400, 3000  # characters
+
+
+def shortened(text: str) -> str:
+    """A message in which no value fills the screen: between commas at most PIECE characters, LINE in a line."""
+
+    def cut(part: str, limit: int) -> str:
+        return part if len(part) <= limit else f"{part[: limit // 2]}... ({len(part)} characters) ...{part[-40:]}"
+
+    lines = text.splitlines()
+    return "\n".join(cut(", ".join(cut(piece, PIECE) for piece in line.split(", ")), LINE) for line in lines)
+
 
 class UserError(CompactHydraException):
     """A mistake in a command, a configuration or a data file. Raise it `from None`."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(shortened(str(message)))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -40,6 +40,7 @@ ALLOWED = {  # key -> what is allowed, and a value that is not
     "optim.schedule": ("constant, linear, cosine", "step"),
     "eval.ks": ("1 to eval.samples", [9]),
     "eval.temperature": ("above 0", 0),
+    "logger.project": ("a name without `/` and `\\`", "../x"),
     "logger.completions": ("at least -1", -2),
     "model.kind": ("tiny, smollm2", "huge"),
     "model.dtype": ("float32, bfloat16, float16", "int8"),

@@ -1,5 +1,6 @@
 """The command line: what it answers, how fast, and what it says about mistakes."""
 
+import errno
 import json
 import math
 import os
@@ -170,6 +171,25 @@ def test_a_mistake_in_a_process_of_its_own_ends_with_status_1_and_no_traceback(f
 def test_a_flag_stands_anywhere(typed):
     answer = job(typed("seed=7", "--cfg", "job", "steps=3"))
     assert (answer["seed"], answer["steps"]) == (7, 3)
+
+
+def test_a_run_folder_beside_the_resumed_one_is_refused(typed, folder, monkeypatch):
+    there = folder / "there"
+    monkeypatch.setattr("grpozoo.run.checkpoint.resolve", lambda *_: (there, None))
+    monkeypatch.setattr("grpozoo.cli.train.start", lambda *_: 0)
+    answer = typed("resume=there", "run_dir=elsewhere")
+    assert answer.status == 1 and not there.exists()
+    assert "resume=there goes on in its own folder, and run_dir=elsewhere is another\ndrop run_dir" in answer.err
+    assert typed("resume=there", "run_dir=there").status == 0
+
+
+def test_a_full_disk_or_a_missing_right_is_a_sentence(typed, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("grpozoo.cli.train.start", full)
+    answer = typed("run_dir=mine")
+    assert answer.status == 1 and answer.err.startswith("metrics.jsonl: No space left on device\n"), answer.err
 
 
 def test_one_value_said_twice_is_no_contradiction(typed):

@@ -1,6 +1,7 @@
 """From the section `plugins` to a manager: what is refused, in which order plugins apply, and what they may rely on."""
 
 import importlib.metadata
+import re
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +12,8 @@ import torch
 from omegaconf import MISSING
 
 from grpozoo import HOOK_VERSION, Plugin, Rewards, UserError, hookimpl
+from grpozoo.cli import tools
+from grpozoo.compose import command, search_path
 from grpozoo.compose.plugins import activate, create, register
 from grpozoo.compose.registry import installed, load_class
 from grpozoo.testing import compose, fixture
@@ -134,6 +137,80 @@ def test_a_broken_module_is_named_with_error_and_place_when_the_config_names_it(
     ):
         create("broken", {})
     assert create("grpo", {}).name == "grpo"  # the others go on
+
+
+@pytest.mark.parametrize("text, said", [
+    ("import sys\nsys.exit('no licence')\n", r"SystemExit\('no licence'\)\nat .*leaving\.py:2"),
+    ("import sys\nsys.exit()\n", r"SystemExit\(None\)|SystemExit\(\)"),
+    ("def f(): f()\nf()\n", r"RecursionError\("),
+])  # fmt: skip
+def test_a_module_that_ends_the_program_is_named_like_any_broken_one(fake, tmp_path, monkeypatch, text, said):
+    (tmp_path / "leaving.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    fake("leaving", None, value="leaving:Leaving")
+    with pytest.raises(
+        UserError, match=rf"plugin 'leaving' \(leaving:Leaving, from theirs 1\.2\) does not import: {said}"
+    ):
+        create("leaving", {})
+
+
+@pytest.mark.parametrize("text, fault", [
+    ("# @package plugins\nmine: {a: [\n", r"it is no YAML: expected the node content.* \(line \d\)"),
+    ("# @package plugins\nmine:\n\ta: 1\n", r"it is no YAML: found character .*\(line 3\)"),
+    ("# @package plugins\nmine: {x: '\udcff'}\n", r"it is not UTF-8: invalid start byte at byte \d+"),
+    ("# @package plugins\n- a\n", "it is no mapping of keys to values"),
+    ("# @package plugins and more\nmine: {}\n", r"its first line is '# @package plugins and more', not '# @package plugins'"),
+    ("# @package plugins\ndefaults: 5\nmine: {}\n", "its defaults are no list"),
+    ("# @package plugins\nmine: 5\n", "mine is a plugin with its options, got 5"),
+])  # fmt: skip
+def test_a_config_file_that_does_not_read_is_named_with_its_distribution(monkeypatch, tmp_path, text, fault):
+    monkeypatch.setattr(search_path, "config_folders", lambda: {"theirs": tmp_path})
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    for words in (["algo=mine"], ["algo=[gspo,mine]"]):
+        with pytest.raises(
+            UserError, match=rf"^algo=mine: .*algo/mine\.yaml \(from theirs\): (?:{fault})\nmend the file"
+        ):
+            command.check(words)
+
+
+def test_a_broken_task_is_called_a_task(monkeypatch):
+    entry = importlib.metadata.EntryPoint("mine", "grpozoo.ops:Gone", "grpozoo.tasks")
+    with pytest.raises(UserError, match=r"^task 'mine' .* does not import: AttributeError"):
+        load_class("mine", "grpozoo.tasks", {"mine": entry})
+
+
+def test_the_list_of_plugins_shows_one_that_would_be_refused_as_broken(fake, capsys):
+    class Bare(Plugin):
+        def token_weights(self, batch):
+            return None
+
+    class Typo(Plugin):
+        @hookimpl
+        def policy_loss(self, batch, output):
+            return batch.advantages
+
+    fake("bare", Bare)
+    fake("typo", Typo)
+    fake("theirs", Theirs)
+    assert tools.plugins(["bare", "theirs", "typo"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(
+        r"bare  \(theirs 1\.2\)\n    BROKEN\n    .*token_weights\(\) is a hook and lacks the decorator", out
+    )
+    assert re.search(r"typo  \(theirs 1\.2\)\n    BROKEN\n    plugin 'typo' does not fit the hooks: .*output", out)
+    assert re.search(r"theirs  \(theirs 1\.2\)\n    .*\n    hooks: token_weights", out)
+
+
+def test_a_value_of_megabytes_is_cut_in_the_message(fake):
+    fake("theirs", Theirs)
+    with pytest.raises(UserError, match=r"plugins\.theirs\.count: Value 'x{100,}\.\.\. \(\d+ characters\)") as error:
+        create("theirs", {"count": "x" * 3_000_000})
+    assert len(str(error.value)) < 1000
+    names = ", ".join(f"plugin_number_{number}" for number in range(60))
+    assert str(UserError(f"available: {names}")) == f"available: {names}"  # a list of names is no such value
+    assert len(str(UserError("a, " * 10_000))) < 4000
 
 
 def test_a_class_that_is_missing_from_its_module_is_a_users_error(fake):

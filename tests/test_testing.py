@@ -7,11 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from grpozoo import Plugin, hookimpl, masked_mean
+from grpozoo.compose import search_path
 from grpozoo.compose.registry import installed
 from grpozoo.sampling import TokenSampler, uniforms
 from grpozoo.testing import CHECKS, ConformanceError, advantages, check_plugin, example, fixture, loss
+from grpozoo.testing import options as kit_options
 from grpozoo.testing.pieces import draw
 
 BUILT_IN = sorted(name for name, entry in installed().items() if entry.dist.name == "grpozoo")
@@ -324,11 +327,18 @@ class Likeliest(Plugin):
 
 
 @pytest.fixture
-def strange(monkeypatch):
-    """A function: class -> installed as the plugin `strange`."""
+def strange(monkeypatch, tmp_path):
+    """A function: class -> installed as the plugin `strange`, with a config file unless yaml=False."""
     entries = list(importlib.metadata.entry_points(group="grpozoo"))
 
-    def add(cls):
+    def add(cls, yaml=True):
+        folders = search_path.config_folders() | ({"stranger": tmp_path} if yaml else {})
+        for module in (search_path, kit_options):
+            monkeypatch.setattr(module, "config_folders", lambda: folders)
+        (tmp_path / "algo").mkdir()
+        options = OmegaConf.to_container(OmegaConf.structured(cls.Config), enum_to_str=True)
+        text = OmegaConf.to_yaml({"strange": options})
+        (tmp_path / "algo" / "strange.yaml").write_text(f"# @package plugins\n{text}")
         entry = importlib.metadata.EntryPoint("strange", f"{__name__}:{cls.__name__}", "grpozoo")
         entry = entry._for(SimpleNamespace(name="stranger", version="0.1", metadata={"Name": "stranger"}))
         monkeypatch.setattr(
@@ -422,6 +432,13 @@ def test_what_a_row_left_on_its_process_is_told_in_plain_words(strange):
 def test_a_process_that_would_wait_for_ever_is_told(strange):
     strange(Waits)
     assert re.search(r"process 0 comes to sum\(\) of .* and process 1 to .*: a run would hang there", told())
+
+
+def test_a_plugin_without_a_config_file_fails_with_what_to_add(strange):
+    strange(Factors, yaml=False)
+    message = r"fails 'yaml': it has no config file: add GROUP/strange\.yaml, which begins with '# @package plugins'"
+    with pytest.raises(ConformanceError, match=message):
+        check_plugin("strange")
 
 
 def test_a_check_can_be_skipped_by_name_and_only_by_a_known_one(strange):

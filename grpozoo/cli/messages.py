@@ -4,13 +4,13 @@ import sys
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from grpozoo.compose import search_path
 from grpozoo.compose.command import compose
 from grpozoo.compose.registry import owner
-from grpozoo.errors import UserError, nearest
+from grpozoo.errors import UserError, nearest, shortened
 
 EXPECTED = (UserError, OmegaConfBaseException, OSError, YAMLError)  # nobody's bug: a sentence, no traceback
 
@@ -26,9 +26,18 @@ TOOLS = {
 
 def explain(error: Exception) -> str:
     """One short message: what was wrong, the nearest valid name, what to do."""
+    return shortened(_explained(error))
+
+
+def _explained(error: Exception) -> str:
     text = str(error).strip()
     if isinstance(error, UserError):
         return text
+    if isinstance(error, YAMLError | UnicodeDecodeError):
+        return _broken_file(error)
+    if isinstance(error, InterpolationResolutionError) and "Recursive" in text:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        return f"{key}${{...}} leads back to itself, so it has no value\nwrite a value, or the key of another option"
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or text}\nrun_dir=FOLDER says where a run writes"
@@ -49,7 +58,18 @@ def explain(error: Exception) -> str:
         group = text.split()[0]
         return f"{group} is chosen already: write {group}=[a,b] for several, without +"
     key = _unknown_key(error)
-    return _explain_key(key) if key else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip())
+    return (
+        _explain_key(key)
+        if key
+        else "\n".join(line.strip() for line in text.splitlines()[:4] if line.strip()) or repr(error)
+    )
+
+
+def _broken_file(error: YAMLError | UnicodeDecodeError) -> str:
+    """A config file that nobody's group brings (`--config-dir`): which, and where."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}:{mark.line + 1}" if mark else "a config file"
+    return f"{where} is no YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
 
 
 def _unknown_key(error: Exception) -> str | None:

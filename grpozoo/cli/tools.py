@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from grpozoo.compose.plugins import check_class, check_hooks
 from grpozoo.compose.registry import installed, load_class, owner
 from grpozoo.errors import UserError, unknown
-from grpozoo.hooks import KINDS, Plugin
+from grpozoo.hooks import KINDS
 
 HELP = {
     "warm-start": """grpozoo warm-start [KEY=VALUE ...]
@@ -79,11 +80,14 @@ def plugins(arguments: list[str]) -> int:
 
 
 def classes_of(names) -> Mapping[str, type | UserError]:
-    """Name -> class, or the error with which it fails to import."""
-    found = {}
+    """Name -> class, or what is wrong with it: it does not import, is no plugin, or does not fit the hooks."""
+    found, entries = {}, installed()
     for name in names:
         try:
-            found[name] = load_class(name)
+            cls = load_class(name, found=entries)
+            check_class(name, cls, entries[name])
+            check_hooks(name, cls)
+            found[name] = cls
         except UserError as error:
             found[name] = error
     return found
@@ -93,8 +97,6 @@ def describe(cls: type | UserError) -> list[str]:
     """The lines about one plugin."""
     if isinstance(cls, UserError):
         return ["BROKEN", *str(cls).splitlines()]
-    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
-        return ["BROKEN", f"{cls!r} is not a subclass of grpozoo.Plugin"]
     text = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
     marks = {hook: getattr(getattr(cls, hook, None), "grpozoo_impl", None) for hook in KINDS}
     hooks = [f"{hook} ({KINDS[hook]}{', wrapper' if mark['wrapper'] else ''})" for hook, mark in marks.items() if mark]

@@ -73,6 +73,8 @@ def _check_names(group: str, choice: Any) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{group}=[{','.join(names)}] names {twice} twice\nwrite {_joined(group, names)}")
+    for name in names:
+        search_path.check_file(group, name)
 
 
 def _check_twice(words: Iterable[Override], groups: set[str]) -> None:

@@ -39,14 +39,7 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
     """One plugin with its validated options. found: `installed()`, to look once for many."""
     found = installed() if found is None else found
     cls = load_class(name, found=found)
-    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
-        raise UserError(f"plugin {name!r} (from {owner_of(found[name])}): {cls!r} is not a subclass of grpozoo.Plugin")
-    if cls.hook_version != HOOK_VERSION:
-        owner = owner_of(found[name])
-        raise UserError(
-            f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
-            f"install the release of {owner.split()[0]} for it"
-        )
+    check_class(name, cls, found[name])
     config = read_options(name, cls.Config, options, f"plugins.{name}", found[name])
     try:
         with blamed(name, f"{cls.__name__}()", apart=(ValueError, TypeError)):
@@ -57,6 +50,18 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
     if stray := set(plugin.needs) - NEEDS:
         raise unknown(f"need of plugin {name!r}", sorted(stray)[0], NEEDS)
     return plugin
+
+
+def check_class(name: str, cls: Any, entry: EntryPoint) -> None:
+    """Refuse what is no plugin, or one for other hooks."""
+    owner = owner_of(entry)
+    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+        raise UserError(f"plugin {name!r} (from {owner}): {cls!r} is not a subclass of grpozoo.Plugin")
+    if cls.hook_version != HOOK_VERSION:
+        raise UserError(
+            f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
+            f"install the release of {owner.split()[0]} for it"
+        )
 
 
 @dataclass
@@ -136,19 +141,30 @@ def register(plugins: dict[str, Plugin]) -> Active:
     manager.add_hookspecs(hooks)
     manager.register(Defaults(Defaults.Config()), "defaults")
     for name, plugin in plugins.items():
-        _check_hooks(name, plugin)
-        try:
-            manager.register(plugin, name)
-            manager.check_pending()
-            guard(manager, plugin)
-        except pluggy.PluginValidationError as error:
-            raise UserError(f"plugin {name!r} does not fit the hooks: {str(error).splitlines()[-1].strip()}") from None
+        _enter(manager, name, plugin)
     manager.add_hookcall_monitoring(ignore, nobody_answered)
     active = Active(manager, plugins)
     _check_owners(active)
     _check_stack(active)
     _check_idle_options(active)
     return active
+
+
+def check_hooks(name: str, cls: type[Plugin]) -> None:
+    """Refuse a class whose hooks would not be called as they stand; no options are needed to tell."""
+    manager = Manager("grpozoo")
+    manager.add_hookspecs(hooks)
+    _enter(manager, name, object.__new__(cls))
+
+
+def _enter(manager: Manager, name: str, plugin: Plugin) -> None:
+    _check_hooks(name, plugin)
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+        guard(manager, plugin)
+    except pluggy.PluginValidationError as error:
+        raise UserError(f"plugin {name!r} does not fit the hooks: {str(error).splitlines()[-1].strip()}") from None
 
 
 def _check_hooks(name: str, plugin: Plugin) -> None:

@@ -24,18 +24,18 @@ def installed(group: str = GROUP) -> dict[str, EntryPoint]:
 
 def load_class(name: str, group: str = GROUP, found: dict[str, EntryPoint] | None = None) -> type:
     """The class behind an entry point; unknown names and broken modules are UserErrors. found: `installed(group)`."""
-    found = installed(group) if found is None else found
+    kind, found = "plugin" if group == GROUP else "task", installed(group) if found is None else found
     if name not in found:
-        raise unknown("plugin" if group == GROUP else "task", name, found)
+        raise unknown(kind, name, found)
     entry = found[name]
     try:
         return entry.load()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that calls sys.exit() would end the program in silence
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"plugin {name!r} ({entry.value}, from {owner_of(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}"
+            f"{kind} {name!r} ({entry.value}, from {owner_of(entry)}) does not import: {error!r}\nat {where.filename}:{where.lineno}"
         ) from None
 
 

@@ -9,12 +9,16 @@ from typing import Any
 
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from yaml import YAMLError
 
 from grpozoo.errors import UserError
 
 HERE = Path(__file__).resolve().parents[1]  # the package grpozoo
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())  # wheel, checkout
+
+
+PLUGINS = "# @package plugins"  # first line of a file that adds to the section `plugins`
 
 
 def config_folder(entry) -> Path | None:
@@ -105,6 +109,45 @@ def groups() -> list[str]:
     )
 
 
+def check_file(group: str, name: str) -> None:
+    """Refuse a choice whose file Hydra cannot read, naming the file and the distribution that brings it."""
+    if (file := config_file(group, name)) is None:
+        return
+    fault = _fault(file)
+    if fault:
+        owners = {folder: f" (from {owner})" for owner, folder in config_folders().items()}
+        source = next((owner for folder, owner in owners.items() if folder in file.parents), "")
+        raise UserError(f"{group}={name}: {file}{source}: {fault}\nmend the file, or ask its author")
+
+
+def _fault(file: Path) -> str | None:
+    """What is wrong with a config file of a group; None: nothing."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = OmegaConf.create(text)
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8: {error.reason} at byte {error.start}"
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        return f"it is no YAML: {getattr(error, 'problem', None) or error}" + (
+            f" (line {mark.line + 1})" if mark else ""
+        )
+    first = text.partition("\n")[0]
+    if "@package" in first and len(first.split()) != 3:
+        return f"its first line is {first!r}, not '# @package plugins'"
+    if not isinstance(content, DictConfig):
+        return "it is no mapping of keys to values"
+    if "defaults" in content and not isinstance(content.defaults, ListConfig):
+        return "its defaults are no list"
+    if first == PLUGINS:
+        plain = OmegaConf.to_container(content)
+        strange = [
+            name for name, options in plain.items() if not isinstance(options, dict | None) and name != "defaults"
+        ]
+        return f"{strange[0]} is a plugin with its options, got {plain[strange[0]]!r}" if strange else None
+    return None
+
+
 def check_choices(overrides: list[str]) -> None:
     """Refuse two choices of one group, as in `algo=[a,b]`, that give one option two values: the later would win in silence.
 
@@ -129,7 +172,7 @@ def check_choices(overrides: list[str]) -> None:
 def _options(group: str, name: str) -> dict[str, Any]:
     """The options that a choice sets in the section `plugins`: key -> value."""
     file = config_file(group, name)
-    if file is None or not file.read_text().startswith("# @package plugins"):
+    if file is None or not file.read_text(encoding="utf-8").startswith(PLUGINS):
         return {}
     content = OmegaConf.to_container(OmegaConf.load(file)) or {}
     return {

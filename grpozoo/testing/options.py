@@ -65,8 +65,7 @@ def check_composes(subject: Subject) -> None:
 def check_yaml(subject: Subject) -> None:
     """The config file holds every key of Config at its default."""
     files = config_files(subject.name)
-    if not files:
-        return
+    claim(files, f"it has no config file: add GROUP/{subject.name}.yaml, which begins with '# @package plugins'")
     cls = type(subject.fresh().plugin)
     defaults = OmegaConf.to_container(OmegaConf.structured(cls.Config), enum_to_str=True)
     written = _options(files[0], subject.name)
