@@ -159,7 +159,7 @@ class Model:
     special_tokens_in_data: bool = False  # those that stand in the data become control ids; false: they are text
     warm_start: bool = True  # tiny only: start from supervised weights; false: random ones
     layers: int = 4  # tiny only: decoder layers
-    width: int = 128  # tiny only: size of hidden states, a multiple of heads
+    width: int = 128  # tiny only: size of hidden states, an even multiple of heads
     heads: int = 4  # tiny only: attention heads
 
     def check(self) -> None:
