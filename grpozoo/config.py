@@ -25,7 +25,7 @@ def check_temperature(name: str, value: float) -> None:
     """0 (greedy), or hot enough that not the rounding of float32 logits chooses the token."""
     require(
         value == 0 or COLDEST <= value < float("inf"),
-        f"{name} is 0 (greedy) or at least {COLDEST:g}: below, rounding errors of float32 logits choose, got {value}",
+        f"{name} is at least {COLDEST:g}, or 0 where greedy is allowed: below, rounding errors of float32 logits choose, got {value}",
     )
 
 
