@@ -25,7 +25,7 @@ def check_temperature(name: str, value: float) -> None:
     """0 (greedy), or hot enough that not the rounding of float32 logits chooses the token."""
     require(
         value == 0 or COLDEST <= value < float("inf"),
-        f"{name} is 0 (greedy) or at least {COLDEST:g}: below, rounding errors of float32 logits choose, got {value}",
+        f"{name} is at least {COLDEST:g}, or 0 where greedy is allowed: below, rounding errors of float32 logits choose, got {value}",
     )
 
 
@@ -159,7 +159,7 @@ class Model:
     special_tokens_in_data: bool = False  # those that stand in the data become control ids; false: they are text
     warm_start: bool = True  # tiny only: start from supervised weights; false: random ones
     layers: int = 4  # tiny only: decoder layers
-    width: int = 128  # tiny only: size of hidden states, a multiple of heads
+    width: int = 128  # tiny only: size of hidden states, an even multiple of heads
     heads: int = 4  # tiny only: attention heads
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ ALLOWED = {  # key -> what is allowed, and a value that is not
         ["lr", "sampling.top_k", "optim.weight_decay", "optim.max_grad_norm", "optim.warmup_steps"], NOT_NEGATIVE
     ),
     **dict.fromkeys(["eval.every", "eval.prompts", "eval.samples", "checkpoint.every"], NOT_NEGATIVE),
-    "temperature": ("above 0; 0 with `group_size=1` only", 0),
+    "temperature": ("at least 1e-05; 0 with `group_size=1` only", 1e-6),
     "reward_timeout": ("above 0", 0),
     "sampling.top_p": ("(0, 1]", 0),
     "sampling.min_p": ("[0, 1)", 1),
@@ -39,11 +39,11 @@ ALLOWED = {  # key -> what is allowed, and a value that is not
     "optim.eps": ("above 0", 0),
     "optim.schedule": ("constant, linear, cosine", "step"),
     "eval.ks": ("1 to eval.samples", [9]),
-    "eval.temperature": ("above 0", 0),
+    "eval.temperature": ("at least 1e-05", 1e-6),
     "logger.project": ("a name without `/` and `\\`", "../x"),
     "logger.completions": ("at least -1", -2),
     "model.kind": ("tiny, smollm2", "huge"),
-    "model.dtype": ("float32, bfloat16, float16", "int8"),
+    "model.dtype": ("float32, bfloat16", "float16"),
 }
 
 

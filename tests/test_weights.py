@@ -98,6 +98,20 @@ def test_weights_that_are_not_floating_point_are_refused_by_their_header(folder,
         models.restore(models.tiny_model(Model(**SMALL)), folder)
 
 
+def test_pickled_weights_are_looked_at_in_the_same_way(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights | {Q_PROJ: weights[Q_PROJ].to(torch.int8)}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=f"{Q_PROJ} of type torch.int8\n"):
+        load(folder, allow_pickle=True)
+    torch.save({key: value for key, value in weights.items() if key != Q_PROJ}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=f"random if we went on: {Q_PROJ}$"):
+        load(folder, allow_pickle=True)
+    (folder / "pytorch_model.bin").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="not a whole file of weights"):
+        load(folder, allow_pickle=True)
+
+
 def test_a_quantised_config_is_refused(folder):
     edit(folder / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
     with pytest.raises(UserError, match="is quantised"):
@@ -108,7 +122,7 @@ def test_a_quantised_config_is_refused(folder):
 def test_half_a_file_is_found_without_reading_it(folder, cut):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:cut])
-    with pytest.raises(UserError, match="not a whole safetensors file"):
+    with pytest.raises(UserError, match="not a whole file of weights"):
         models.check(Model(path=str(folder)))
 
 

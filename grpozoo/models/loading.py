@@ -149,7 +149,8 @@ def _on_hub(place: str) -> Find:
     from transformers.utils.hub import cached_file
 
     def find(name: str) -> Path | None:
-        found = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+        quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        found = cached_file(place, name, **quietly)  # without network: what the cache has
         return None if found is None else Path(found)
 
     return find

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpozoo.errors import UserError
 from grpozoo.models.files import dtype_of, save
+from grpozoo.models.weights import whole
 from grpozoo.storage import made_once
 
 CONVERSION = 1  # grows when a conversion of the same file would give another folder
@@ -27,7 +28,8 @@ def _convert(source: Path, folder: Path) -> None:
 
     print(f"converting {source.name} for transformers, once (half a minute, 0.5 GB) ...", file=sys.stderr)
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
-    model = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=dtype_of("float32"))
+    options = {"gguf_file": source.name, "dtype": dtype_of("float32")}
+    model = whole(AutoModelForCausalLM, str(source.parent), "model=smollm2", **options)
     for holder in (model, model.config):  # with it, save_pretrained refuses
         for name in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
             if name in vars(holder):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,23 +32,21 @@ def check_files(name: str, find: Find, pickle: bool = False) -> None:
     """Refuse weight files that `whole` must not read. name: what messages call the model; pickle: it is allowed."""
     if find("adapter_config.json"):
         raise UserError(f"{name} is an adapter of another model\nmerge it into that model and save the result")
-    files = _shards(name, find)
-    if not files and not pickle:
+    files = _shards(name, find, pickle)
+    if not files:
         raise UserError(f"{name} has no .safetensors file that transformers would read: model.safetensors\n{CONSENT}")
     for file in files:
-        if file.endswith(".safetensors"):
-            _check_header(name, find(file), file)
-        elif not pickle:
-            raise UserError(
-                f"{name}: the index of its weights names {file!r}, which is no .safetensors file\n{CONSENT}"
-            )
+        if not pickle and not file.endswith(".safetensors"):
+            raise UserError(f"{name}: the index of its weights names {file!r}, not a .safetensors file\n{CONSENT}")
+        _check_tensors(name, find(file), file)
 
 
-def _shards(name: str, find: Find) -> list[str]:
-    """Names of the safetensors files that transformers would read, in its order of preference; [] if there are none."""
+def _shards(name: str, find: Find, pickle: bool) -> list[str]:
+    """Names of the files that transformers would read, in its order of preference; [] if there are none."""
     config = find("config.json")
     named = _json(name, config).get("transformers_weights") if config else None
-    for candidate in [named] if named else ["model.safetensors", "model.safetensors.index.json"]:
+    stems = ["model.safetensors", "pytorch_model.bin"] if pickle else ["model.safetensors"]
+    for candidate in [named] if named else [stem + end for stem in stems for end in ("", ".index.json")]:
         path = find(str(candidate))
         if path and str(candidate).endswith(".index.json"):
             table = _json(name, path).get("weight_map")
@@ -71,40 +68,54 @@ def _json(name: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_header(name: str, path: Path | None, file: str) -> None:
-    """A safetensors file: 8 bytes length, a JSON header {tensor: {dtype, shape, data_offsets}}, the data."""
+def _check_tensors(name: str, path: Path | None, file: str) -> None:
     if path is None:
         raise UserError(f"{name} does not load: the index of its weights names {file!r}, and there is no such file")
-    tensors = _header(path)
+    tensors = _header(path) if file.endswith(".safetensors") else _pickled(path)
     if tensors is None:
-        raise UserError(f"{name} does not load: {file} is not a whole safetensors file; copy or download it again")
-    kind = {key: entry["dtype"] for key, entry in tensors.items() if _is_weight(key, entry["shape"])}
+        raise UserError(f"{name} does not load: {file} is not a whole file of weights; copy or download it again")
+    kind = {key: dtype for key, (dtype, shape) in tensors.items() if _is_weight(key, shape)}
     wrong = [key for key, dtype in kind.items() if dtype not in FLOATS]
     if wrong:
         raise UserError(
-            f"{name}: the weights are not floating-point numbers: {listed(wrong)} of type {kind[wrong[0]]}\n"
+            f"{name}: the weights are not floating-point numbers: {listed(wrong)} of type {kind[min(wrong)]}\n"
             f"train an original that is stored as {', '.join(FLOATS)}, not a quantised copy"
         )
 
 
-def _header(path: Path) -> dict[str, dict] | None:
-    """Tensors by name, None if the file is not what its header says."""
+def _header(path: Path) -> dict[str, tuple[str, list[int]]] | None:
+    """Tensor -> type and shape; None if the file is not what its header says.
+
+    A safetensors file: 8 bytes length, a JSON header {tensor: {dtype, shape, data_offsets}}, the data.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 + length:
             return None
         try:
-            header = json.loads(file.read(length))
-            tensors = {key: entry for key, entry in header.items() if key != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-            if any(
-                not isinstance(entry["dtype"], str) or not math.prod(entry["shape"]) >= 0 for entry in tensors.values()
-            ):
-                return None
+            entries = {key: entry for key, entry in json.loads(file.read(length)).items() if key != "__metadata__"}
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            tensors = {key: (str(entry["dtype"]), list(entry["shape"])) for key, entry in entries.items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return None
     return tensors if size == 8 + length + end else None
+
+
+def _pickled(path: Path) -> dict[str, tuple[str, list[int]]] | None:
+    """The same of a file of torch.save, read without its data and without running code."""
+    import torch
+
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    try:
+        weights = torch.load(path, map_location="meta", weights_only=True)
+        return {
+            key: (names.get(value.dtype, str(value.dtype)), list(value.shape))
+            for key, value in weights.items()
+            if torch.is_tensor(value)
+        }
+    except Exception:  # whatever else the file is
+        return None
 
 
 def _is_weight(key: str, shape: list[int]) -> bool:
