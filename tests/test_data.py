@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import grpozoo.compose.task
+import grpozoo.run.prompts
 from grpozoo import Prompt, UserError
 from grpozoo.compose.registry import installed, load_class
 from grpozoo.compose.task import check_size, load_task
@@ -46,7 +46,7 @@ def taken(stream, sizes):
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    monkeypatch.setattr(grpozoo.compose.task, "BUFFER", 5)
+    monkeypatch.setattr(grpozoo.run.prompts, "BUFFER", 5)
 
 
 @pytest.mark.parametrize("make", [prompts, Streamed])
@@ -98,7 +98,7 @@ def test_resuming_a_stream_reads_no_more_than_the_position_and_the_buffer():
     stream = PromptStream(source, 0)
     stream.load_state_dict({"seed": 0, "epoch": 7, "position": 40})
     stream.take(2)
-    assert source.read == 40 + 2 + grpozoo.compose.task.BUFFER  # epochs 0 to 6 are not read
+    assert source.read == 40 + 2 + grpozoo.run.prompts.BUFFER  # epochs 0 to 6 are not read
 
 
 def test_a_long_sequence_is_opened_only_where_it_is_needed():
@@ -170,7 +170,9 @@ def test_a_composed_section_loads():
 def test_the_yaml_lists_every_option_at_its_default(file):
     section = OmegaConf.to_container(OmegaConf.load(file))
     assert section.pop("kind") == file.stem
-    schema = OmegaConf.to_container(OmegaConf.structured(load_class(file.stem, "grpozoo.tasks").Config))
+    schema = OmegaConf.to_container(
+        OmegaConf.structured(load_class(file.stem, "grpozoo.tasks").Config), enum_to_str=True
+    )
     assert section == schema
     assert set(section) == {f.name for f in fields(load_class(file.stem, "grpozoo.tasks").Config)}
 
