@@ -296,6 +296,7 @@ def test_data_without_special_tokens_have_the_ids_of_the_plain_path(name, data, 
     assert [i for i in separate if i in control] == [i for i in models.encode(tokenizer, empty) if i in control]
 
 
+@settings(deadline=None)
 @given(data=DATA)
 def test_special_tokens_in_data_come_back_as_the_text_that_they_are(data):
     tokenizer = TOKENIZERS["bytes"]

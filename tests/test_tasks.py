@@ -3,6 +3,7 @@
 import builtins
 import json
 from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -252,9 +253,126 @@ def test_broken_files_are_told_by_place(tmp_path, name, text, message):
         load_task({"kind": "jsonl", "path": str(tmp_path / name)})
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+BROKEN = {
+    "deep JSON": (f'{{"prompt": {DEEP}}}', "a.{s}:1: JSON that is nested too deeply"),
+    "deep lines": (f'{{"prompt": "x"}}\n{{"prompt": {DEEP}}}', "a.{s}:2: JSON that is nested too deeply"),
+    "a giant number": ('{"prompt": "x", "answer": ' + "9" * 5000 + "}", "a.{s}:1: not JSON: Exceeds the limit"),
+    "a giant line": ("x" * 5_000_000, "a.{s}:1: not JSON"),
+    "half a surrogate": ('{"prompt": "\\ud800"}', "row 1: column 'prompt' holds half of a surrogate pair"),
+    "the same in a message": ('{"prompt": [{"role": "user", "content": "\\udc00"}]}', "half of a surrogate pair"),
+    "a NUL byte": ('{"prompt": "x"}\n{"prompt": "x\0"}', "a.{s}:2: not text, it has a NUL byte"),
+    "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), "a.{s}:1: not text, it has a NUL byte.*UTF-16"),
+    "Latin-1": ('{"prompt": "x"}\n{"prompt": "ü"}'.encode("latin-1"), "a.{s}:2: not UTF-8 text .byte 0xfc at place 13"),
+    "gzip": (b"\x1f\x8b\x09junk", "a.{s}:1: not UTF-8 text .byte 0x8b at place 2"),
+    "nothing": ("", "has no rows"),
+    "blanks": (" \n \n", "has no rows"),
+    "only a mark": (b"\xef\xbb\xbf", "has no rows"),
+    "null": ("null", "a.{s}:1: a row is an object"),
+    "many columns": (json.dumps({f"c{i}": 1 for i in range(10_000)}), "c19 and 9980 more; name yours"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "ndjson", "json"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_every_kind_of_broken_text_is_one_short_sentence_with_its_place(tmp_path, kind, suffix):
+    text, message = BROKEN[kind]
+    (tmp_path / f"a.{suffix}").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=message.format(s=suffix)) as caught:
+        load_task({"kind": "jsonl", "path": str(tmp_path / f"a.{suffix}")})
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("suffix, comma", [("csv", ","), ("tsv", "\t")])
+@pytest.mark.parametrize("text, message", [
+    ("prompt,answer\nx\0,1\n", "a.{s}:2: not text, it has a NUL byte"),
+    ("prompt,answer\nx,ü\n".encode("latin-1"), "a.{s}:2: not UTF-8 text"),
+    ("prompt,answer\nx,1\n\"y,1\n", "a.{s}:3: not CSV"),
+    (",".join(["c"] * 100_000), "a.{s}: two columns have one name: 'c'"),
+    (",".join(f"c{i}" for i in range(10_000)) + "\n" + ",".join("1" * 10_000), "9980 more; name yours"),
+    ("prompt,answer\n", "has no rows"),
+    ("\0" * 50, "a.{s}:1: not text"),
+    ("prompt;answer\nx;1\n", "columns: prompt;answer"),
+])  # fmt: skip
+def test_every_kind_of_broken_table_is_one_short_sentence(tmp_path, suffix, comma, text, message):
+    text = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / f"a.{suffix}").write_bytes(text.replace(b",", comma.encode()))
+    with pytest.raises(UserError, match=message.format(s=suffix)) as caught:
+        load_task({"kind": "jsonl", "path": str(tmp_path / f"a.{suffix}")})
+    assert len(str(caught.value)) < 1000
+
+
+def test_carriage_returns_alone_end_the_lines_of_a_table(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'prompt,answer\rx,1\r"a\r\nb",2\r')
+    task = load_task({"kind": "jsonl", "path": str(tmp_path / "a.csv"), "heldout": 0})
+    assert [(p.text, p.answer) for p in task.train] == [("x", "1"), ("a\r\nb", "2")]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda b: b[: len(b) // 2], lambda b: b[:10] + b"x" * 50 + b[60:], lambda b: b[:-40] + b"\xff" * 28 + b[-12:],
+    lambda b: b"", lambda b: b[:4], lambda b: b"\0" * 100,
+])  # fmt: skip
+def test_damaged_parquet_is_told_by_file(tmp_path, damage):
+    path = Path(write(tmp_path / "a.parquet", ROWS))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"a\.parquet: not Parquet, or damaged: .") as caught:
+        load_task({"kind": "jsonl", "path": str(path)})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused_in_parquet_too(tmp_path):
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt"] * 2), tmp_path / "a.parquet"
+    )
+    with pytest.raises(UserError, match="two columns have one name: 'prompt'"):
+        load_task({"kind": "jsonl", "path": str(tmp_path / "a.parquet")})
+
+
+def test_a_missing_number_of_a_table_is_no_answer(tmp_path):
+    pq.write_table(pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]}), tmp_path / "a.parquet")
+    task = load_task({"kind": "jsonl", "path": str(tmp_path / "a.parquet"), "heldout": 0})
+    assert [p.answer for p in task.train] == ["1.0", None] and "1 of 2 rows (row 2)" in task.notices[0]
+
+
+@pytest.mark.parametrize("path", ["", "\0", "a" * 5000, "~nobody-of-this-name/a.jsonl", "[", "nowhere/*.csv"])
+def test_paths_that_no_file_can_have_are_told(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "b.jsonl", ROWS)  # an empty path is not the working directory
+    with pytest.raises(UserError, match=r"task\.path=.*\nallowed: a file, folder or pattern") as caught:
+        load_task({"kind": "jsonl", "path": path})
+    assert len(str(caught.value)) < 600
+
+
+def test_a_folder_without_data_and_a_file_that_cannot_be_read_are_told(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"a\.jsonl: the folder holds no such file"):
+        load_task({"kind": "jsonl", "path": str(tmp_path / "a.jsonl")})
+    path = write(tmp_path / "b.jsonl", ROWS)
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(builtins, "open", refused)
+    with pytest.raises(UserError, match=r"b\.jsonl cannot be read: Permission denied"):
+        load_task({"kind": "jsonl", "path": path})
+
+
+def test_rows_of_several_files_are_named_by_their_own_file(tmp_path):
+    write(tmp_path / "a.jsonl", ROWS[:3])
+    write(tmp_path / "b.jsonl", [ROWS[3], {"question": None}])
+    with pytest.raises(UserError, match=r"b\.jsonl, row 2: column 'question' is empty"):
+        load_task({"kind": "jsonl", "path": str(tmp_path)})
+
+
+@pytest.mark.parametrize("option", ["answer_after", "answer_before"])
+def test_an_empty_mark_is_refused(tmp_path, option):
+    with pytest.raises(UserError, match="at least one character, or null"):
+        files(tmp_path, **{option: ""})
+
+
 def test_text_in_another_encoding_is_told_by_file(tmp_path):
     (tmp_path / "a.csv").write_bytes("prompt\nfünf\n".encode("latin-1"))
-    with pytest.raises(UserError, match="a.csv: not UTF-8 text"):
+    with pytest.raises(UserError, match=r"a.csv:2: not UTF-8 text \(byte 0xfc at place 2\)"):
         load_task({"kind": "jsonl", "path": str(tmp_path / "a.csv")})
 
 

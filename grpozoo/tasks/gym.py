@@ -21,7 +21,7 @@ from grpozoo.errors import UserError, nearest, unknown
 from grpozoo.storage import made_once
 from grpozoo.tasks import Task
 from grpozoo.tasks.hashing import digest, stable_hex, unit
-from grpozoo.tasks.rows import extract
+from grpozoo.tasks.rows import check_marks, extract
 from grpozoo.types import Prompt
 
 HELDOUT_SHARE = 1 / 8  # of all questions
@@ -47,6 +47,7 @@ class Gym(Task):
         def __post_init__(self):
             if self.train < 1 or self.heldout < 0:
                 raise ValueError(f"train is at least 1 and heldout at least 0, got {self.train} and {self.heldout}")
+            check_marks(self.answer_after, self.answer_before)
             if stray := {"seed", "size"} & set(self.options):
                 raise ValueError(f"options.{min(stray)} is set by task.seed, task.train and task.heldout")
 

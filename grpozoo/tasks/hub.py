@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from grpozoo.errors import UserError
-from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, split, without
+from grpozoo.tasks.rows import Columns, Row, RowTask, check_heldout, check_marks, split, without
 from grpozoo.types import Prompt
 
 STREAM_SHARE = 0.05  # of the questions of a stream, kept for the held-out set
@@ -41,6 +41,7 @@ class Hub(RowTask):
 
         def __post_init__(self):
             check_heldout(self.heldout)
+            check_marks(self.answer_after, self.answer_before)
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -73,13 +74,19 @@ class Hub(RowTask):
 
     def _load(self, split: str) -> Any:
         from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
 
         config = self.config
         try:
             return load_dataset(
                 config.path, config.subset, split=split, revision=config.revision, streaming=config.streaming
             )
-        except (OSError, ValueError) as error:  # what is missing, unreachable or unknown, in the library's words
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+            DatasetsError,
+        ) as error:  # what is missing, unreachable or unknown, in the library's words
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(
                 f"task.path={config.path} (subset {config.subset}, split {split}) does not load: {reason}"

@@ -11,7 +11,7 @@ prompts, before any system message or suffix, are on the same side of the split.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -67,13 +67,22 @@ class RowTask(Task):
         """The row's worked completion, if it has one."""
         return prompt.extra.get("solution")
 
-    def read(self, columns: "Columns", rows: Iterable[Mapping[str, Any]]) -> list["Row"]:
-        """All rows in order; equal ones are numbered. What is odd about them is said when the run starts."""
+    def read(
+        self, columns: "Columns", rows: Iterable[Mapping[str, Any]], places: Sequence[str] | None = None
+    ) -> list["Row"]:
+        """All rows in order; equal ones are numbered. What is odd about them is said when the run starts.
+
+        places: how errors name each row; None: by its number.
+        """
         seen: Counter[str] = Counter()
         result = []
         for number, row in enumerate(rows, start=1):
-            key = content(row)
-            result.append(columns.read(row, seen[key], f"{columns.where}, row {number}"))
+            where = places[number - 1] if places else f"{columns.where}, row {number}"
+            try:
+                key = content(row)
+            except RecursionError:
+                raise UserError(f"{where}: its values are nested too deeply") from None
+            result.append(columns.read(row, seen[key], where))
             seen[key] += 1
         self.notices = [*self.notices, *columns.notices()]
         return result
@@ -127,7 +136,7 @@ class Columns:
         if found is None:
             raise UserError(
                 f"{where}: no column for the prompt (tried {', '.join(NAMES['messages'] + NAMES['prompt'])})\n"
-                f"columns: {', '.join(self.present)}; name yours with task.prompt=COLUMN"
+                f"columns: {_listed(self.present)}; name yours with task.prompt=COLUMN"
             )
         self.question: str = found
         self.answer, self.solution, self.system = (self._find(role) for role in ("answer", "solution", "system"))
@@ -160,7 +169,7 @@ class Columns:
         if asked not in self.present:
             raise UserError(
                 f"task.{role}={asked}: {self.where} has no column {asked!r}{nearest(asked, self.present)}\n"
-                f"columns: {', '.join(self.present)}"
+                f"columns: {_listed(self.present)}"
             )
         return asked
 
@@ -198,13 +207,14 @@ class Columns:
 
     def _answer(self, row: Mapping[str, Any]) -> str | None:
         value = row.get(self.answer) if self.answer else None
-        text = "" if value is None else str(value).strip()
+        text = "" if value is None or value != value else str(value).strip()  # NaN is how tables write a missing number
         marked = extract(text, self.config.answer_after, self.config.answer_before)
         return (text if marked is None else marked) or None  # an empty answer would reward silence
 
     def _messages(self, question: Any, where: str) -> tuple[Messages | None, str | None]:
         """(messages or None for plain text, content of a closing assistant turn or None)."""
         if isinstance(question, str) and question.strip():
+            self._check_text(question, where)
             return None, None
         if not isinstance(question, (list, tuple)) or not question:
             empty = question is None or question == [] or (isinstance(question, str) and not question.strip())
@@ -221,6 +231,7 @@ class Columns:
                     f"{where}: a message is {{role, content}}, text content and a role among {', '.join(ROLES)}\n"
                     f"got {str(message)[:100]}"
                 )
+            self._check_text(message["content"], where)
         messages = tuple({"role": m["role"], "content": m["content"]} for m in messages)
         last = messages[-1]
         if last["role"] != "assistant":
@@ -231,6 +242,19 @@ class Columns:
             return messages, None
         self.dropped += 1
         return messages[:-1], last["content"]
+
+    def _check_text(self, text: str, where: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{where}: column {self.question!r} holds half of a surrogate pair, which is no text"
+            ) from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(str(name)[:60] for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
 def content(value: Any) -> str:
@@ -267,3 +291,9 @@ def check_heldout(heldout: float) -> None:
     """A share in [0, 1) or a whole number of rows."""
     if heldout < 0 or (heldout >= 1 and heldout != int(heldout)):
         raise ValueError(f"heldout is a share below 1 or a whole number of rows, got {heldout}")
+
+
+def check_marks(*marks: str | None) -> None:
+    """A mark is a text of at least one character, or null."""
+    if "" in marks:
+        raise ValueError("answer_after and answer_before are texts of at least one character, or null")

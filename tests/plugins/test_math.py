@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from grpozoo_plugins import math as module
 from grpozoo_plugins.math import Math
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_rows import column, rows
 
@@ -82,6 +82,7 @@ def test_notations_are_written_in_one_way(text, expected):
     assert notation.plain(text) == expected
 
 
+@settings(deadline=None)
 @given(st.text("5.,/%$ \\{}boxedansweriπ√:^_()", max_size=40), st.text("5ab {}\\text$", max_size=12))
 def test_no_completion_makes_the_notation_raise(text, answer):
     words = notation.wording(answer)
