@@ -16,10 +16,13 @@ from torch import Tensor
 
 from grpozoo.config import Optim, Schedule
 from grpozoo.cycle import Cycle
+from grpozoo.cycle import minibatches as minibatches  # these three: their place of earlier
 from grpozoo.errors import UserError
 from grpozoo.metrics import absorb, add, taken
 from grpozoo.ops import aggregate, denominators
 from grpozoo.packing import cut
+from grpozoo.packing import pack as pack
+from grpozoo.packing import share as share
 from grpozoo.types import Batch, Output, Rollouts
 
 

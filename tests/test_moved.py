@@ -26,7 +26,8 @@ NAMES = {
     "rollout": "Record decode encode",
     "run": "Run",
     "score": "score",
-    "update": "cut",
+    "cli.main": "compose",
+    "update": "Cycle cut minibatches optimizer_step pack share",
 }
 
 # A third party's module as it was published. It is frozen: when it fails, the package is wrong, not this text.

@@ -15,6 +15,7 @@ from grpozoo.cli import sweep
 from grpozoo.cli.flags import FLAGS, arranged
 from grpozoo.cli.messages import EXPECTED, TOOLS, explain
 from grpozoo.compose import command, search_path
+from grpozoo.compose.command import compose as compose  # its place of earlier, from which others take it
 from grpozoo.errors import UserError
 
 __all__ = ["FLAGS", "TOOLS", "leave", "main"]
