@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from grpozoo.compose.registry import owner_of
@@ -29,6 +29,7 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
     if not isinstance(options, Mapping | DictConfig):
         raise UserError(f"{where} is a section of options, got {options!r}")
     try:
+        _check_switches(_structured(schema), options, where)
         merged = OmegaConf.merge(_structured(schema), options)
         if missing := sorted(OmegaConf.missing_keys(merged)):
             place = _place(where, missing[0])
@@ -52,6 +53,15 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
 def _place(where: str, key: Any) -> str:
     """The whole key of an option; the core's everyday keys stand at the top level, where="" there."""
     return f"{where}.{key}" if where else str(key)
+
+
+def _check_switches(schema: DictConfig, options: Mapping | DictConfig, where: str) -> None:
+    """OmegaConf takes every whole number for a switch that is on: -1 and 100 are mistakes."""
+    for key in options:
+        if key in schema and isinstance(schema._get_node(key), BooleanNode):
+            value = options[key]
+            if isinstance(value, int) and value not in (0, 1):
+                raise UserError(f"{_place(where, key)} is true or false, got {value}")
 
 
 def check_numbers(node: DictConfig | ListConfig, where: str) -> None:

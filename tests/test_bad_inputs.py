@@ -1,0 +1,36 @@
+"""Hundreds of bad inputs: each gets one sentence, in bounded time, and hardly any of them needs a model for it."""
+
+import re
+from collections import Counter
+
+import pytest
+from bad_inputs import FEW, TINY, data, places, words
+from door import knock
+
+SHORT = ["logger.trackers=[]", "logger.progress=false"]
+CASES = [*words(), *places(), *data()]
+DIALECT = re.compile(r"Traceback|HYDRA_FULL_ERROR|full_key|object_type|Error merging|ConfigComposition|Could not override")
+OUTCOMES = {}
+
+
+def outcome(case, folder, monkeypatch):
+    case.prepare(folder)
+    asked = [word.replace("{here}", str(folder)) for word in case.words]
+    task = [] if any(word.startswith("task=") for word in asked) else FEW
+    base = [word for word in (*(TINY if case.late else SHORT), *task) if not _said(word, asked)]
+    return knock([*base, *asked], folder, monkeypatch, whole=case.late)
+
+
+def _said(word, asked):
+    """Whether the case itself sets the key, or takes its section away."""
+    key = word.split("=")[0]
+    return any(other.lstrip("+~").split("=")[0] in (key, key.split(".")[0]) for other in asked)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name.replace("\0", "0") for case in CASES])
+def test_a_bad_input_gets_one_sentence(case, tmp_path, monkeypatch):
+    came = OUTCOMES[case.name] = outcome(case, tmp_path, monkeypatch)
+    assert came.kind == "refused", came.text
+    assert re.search(case.message, came.text), came.text
+    assert len(came.text.splitlines()) <= 6 and len(came.text) < 1500 and not DIALECT.search(came.text), came.text
+    assert case.late or not came.reached
