@@ -26,7 +26,8 @@ class Case:
     words: tuple[str, ...]
     message: str
     prepare: Callable[[Path], Any] = lambda folder: None
-    late: bool = False
+    late: bool = False  # found when there is a model
+    entry: tuple[str, str] | None = None  # group and name under which mine_of_them.py:Mine is installed
 
 
 def put(name: str, content: str | bytes) -> Callable[[Path], Any]:

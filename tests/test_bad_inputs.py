@@ -1,15 +1,20 @@
 """Hundreds of bad inputs: each gets one sentence, in bounded time, and hardly any of them needs a model for it."""
 
 import re
-from collections import Counter
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from types import SimpleNamespace
 
 import pytest
+from bad_code import code
 from bad_inputs import FEW, TINY, data, places, words
 from door import knock
 
 SHORT = ["logger.trackers=[]", "logger.progress=false"]
-CASES = [*words(), *places(), *data()]
-DIALECT = re.compile(r"Traceback|HYDRA_FULL_ERROR|full_key|object_type|Error merging|ConfigComposition|Could not override")
+CASES = [*words(), *places(), *data(), *code()]
+DIALECT = re.compile(
+    r"Traceback|HYDRA_FULL_ERROR|full_key|object_type|Error merging|ConfigComposition|Could not override"
+)
 OUTCOMES = {}
 
 
@@ -18,7 +23,20 @@ def outcome(case, folder, monkeypatch):
     asked = [word.replace("{here}", str(folder)) for word in case.words]
     task = [] if any(word.startswith("task=") for word in asked) else FEW
     base = [word for word in (*(TINY if case.late else SHORT), *task) if not _said(word, asked)]
-    return knock([*base, *asked], folder, monkeypatch, whole=case.late)
+    with monkeypatch.context() as patch:
+        if case.entry:
+            install(*case.entry, folder, patch)
+        return knock([*base, *asked], folder, monkeypatch, whole=case.late)
+
+
+def install(group, name, folder, patch):
+    """The class Mine of the folder's mine_of_them.py, as the distribution `theirs 1.2` would bring it."""
+    entry = EntryPoint(name, "mine_of_them:Mine", group)
+    entry = entry._for(SimpleNamespace(name="theirs", version="1.2", metadata={"Name": "theirs"}))
+    found = {place: [*entry_points(group=place), *[entry] * (place == group)] for place in ("grpozoo", "grpozoo.tasks")}
+    patch.setattr("grpozoo.compose.registry.entry_points", lambda group: found[group])
+    patch.syspath_prepend(folder)
+    patch.delitem(sys.modules, "mine_of_them", raising=False)
 
 
 def _said(word, asked):

@@ -56,6 +56,7 @@ def run(composed: DictConfig, overrides: list[str], output_dir: str) -> Done:
     check_trackers(settings.config.logger.trackers)
     models.check(settings.config.model)
     if main:
+        settings.manifest()  # what runs is told before it runs, and whatever of it cannot be told
         make(run_dir)
     return Done(start(settings, run_dir, checkpoint), run_dir)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpozoo.compose.answers import described
-from grpozoo.compose.calls import place
+from grpozoo.calls.answers import described
+from grpozoo.calls.guard import place
 from grpozoo.compose.options import read_options
 from grpozoo.compose.registry import installed, load_class, owner
 from grpozoo.errors import UserError
@@ -51,7 +51,9 @@ def _check_made(kind: str, task: Task) -> None:
             if not isinstance(first, Prompt):
                 raise UserError(f"task.{kind}: {side} holds {described(first)}\n{expected}")
     if type(task).fingerprint is Task.fingerprint:
-        raise UserError(f"task.{kind}: {type(task).__name__} does not define fingerprint()\nexpected: a hash of its prompts")
+        raise UserError(
+            f"task.{kind}: {type(task).__name__} does not define fingerprint()\nexpected: a hash of its prompts"
+        )
 
 
 def check_size(task: Task, prompts_per_step: int) -> None:
