@@ -1,11 +1,13 @@
 """Bad values for every option of the core, the tasks and the plugins: made from the schemas, a fixed sample of them."""
 
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from bad_inputs import GOOD, Case, put
 from omegaconf import MISSING
 
 from grpozoo.compose import search_path
@@ -15,6 +17,11 @@ from grpozoo.config import Config
 TASKS = "grpozoo.tasks"
 PLACES = ("algo", "sampler", "engine", "params", "reward")  # groups of plugins
 FREE = ("run_dir", "resume", "plugins", "task")  # keys with cases of their own, or none
+GIVEN = {"task.path": "{here}/d.jsonl", "plugins.function.path": "x.py:f", "task.name": "chain_sum"}
+NEGATIVE = frozenset({  # options that have a meaning below zero
+    "seed", "logger.completions", "plugins.layers.layer", "plugins.lora.seed", "plugins.layers.seed", "plugins.clip_cov.lower",
+    "plugins.bnpo.reward_min", "plugins.multi_rlvr.empty_score", "plugins.vpo.empty_score", "task.seed",
+})  # fmt: skip
 WRONG = {  # type -> values that are none of it
     float: ("nan", "-inf", "text", "[1,2]", "{a:1}"),
     int: ("nan", "inf", "1.5", "text", "100000000000000000000", "[1,2]", "{a:1}"),
@@ -59,6 +66,25 @@ def sample(every: int) -> list[tuple[Option, str]]:
     """One in `every` pairs of option and wrong value, by hash: adding an option leaves the choice of the others."""
     pairs = [(option, value) for option in options() for value in option.wrong()]
     return [(option, value) for option, value in pairs if _number(option.choose, option.key, value) % every == 0]
+
+
+def edges(every: int) -> list[tuple[Option, str]]:
+    """Numbers of the right type that nobody means: -1 and a giant, but where they are legitimate."""
+    numbers = [option for option in options() if set(option.kinds) & {int, float}]
+    pairs = [(option, "-1") for option in numbers if option.key not in NEGATIVE and not option.key.endswith(".weight")]
+    return [pair for pair in pairs if _number(pair[0].choose, pair[0].key) % every == 0]
+
+
+def cases() -> list[Case]:
+    """The sample, as commands."""
+    return [_case(option, value) for option, value in (*sample(9), *edges(1))]
+
+
+def _case(option: Option, value: str) -> Case:
+    given = [f"{key}={GIVEN[key]}" for key in option.required if key in GIVEN]
+    words = (*([option.choose] if option.choose else ()), *given, f"{option.key}={value}")
+    name = option.key.rpartition(".")[2]
+    return Case(f"option {option.key}={value}", words, re.escape(name), put("d.jsonl", GOOD))
 
 
 def _of(schema: type, choose: str | None, prefix: str) -> list[Option]:

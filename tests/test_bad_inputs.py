@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 from bad_code import code
 from bad_inputs import FEW, TINY, data, places, words
+from bad_options import cases
+from bad_runs import model_folders, model_paths, runs
 from door import knock
 
 SHORT = ["logger.trackers=[]", "logger.progress=false"]
-CASES = [*words(), *places(), *data(), *code()]
+CASES = [*cases(), *words(), *places(), *data(), *code(), *model_folders(), *model_paths(), *runs()]
 DIALECT = re.compile(
     r"Traceback|HYDRA_FULL_ERROR|full_key|object_type|Error merging|ConfigComposition|Could not override"
 )
@@ -21,8 +23,7 @@ OUTCOMES = {}
 def outcome(case, folder, monkeypatch):
     case.prepare(folder)
     asked = [word.replace("{here}", str(folder)) for word in case.words]
-    task = [] if any(word.startswith("task=") for word in asked) else FEW
-    base = [word for word in (*(TINY if case.late else SHORT), *task) if not _said(word, asked)]
+    base = [word for word in (*(TINY if case.late else SHORT), *FEW) if not _said(word, asked)]
     with monkeypatch.context() as patch:
         if case.entry:
             install(*case.entry, folder, patch)
@@ -40,9 +41,11 @@ def install(group, name, folder, patch):
 
 
 def _said(word, asked):
-    """Whether the case itself sets the key, or takes its section away."""
+    """Whether the case itself sets the key, takes its section away, or has a task, a model or a run of its own."""
     key = word.split("=")[0]
-    return any(other.lstrip("+~").split("=")[0] in (key, key.split(".")[0]) for other in asked)
+    keys = {other.lstrip("+~").split("=")[0] for other in asked}
+    shape = "model.path" in keys and key.startswith("model.")
+    return shape or "resume" in keys or key in keys or key.split(".")[0] in keys
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace("\0", "0") for case in CASES])

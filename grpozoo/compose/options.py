@@ -46,7 +46,7 @@ def read_options(name: str, schema: type, options: Any, where: str, owner: str |
         ) from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
-        if key is None and (key := _unfit(schema, options)):
+        if not key and (key := _unfit(schema, options)):
             raise UserError(
                 f"{_place(where, key)}: a value of this form has no place here, got {options[key]}"
             ) from None
