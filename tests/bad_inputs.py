@@ -130,6 +130,24 @@ WORDS = [
     ("seed=1_0_", "seed"),
     ("temperature=0", "temperature=0 is greedy"),
     ("temperature=1e-9", "rounding errors of float32"),
+    ("temperature=1e30", "temperature is at most 100000"),
+    ("eval.temperature=1e9", "eval.temperature is at most 100000"),
+    ("optim.eps=1e30", r"optim.eps lies in \(0, 1\]"),
+    ("group_size=1000000000", "prompts_per_step \\* group_size is at most"),
+    ("prompts_per_step=1000000000", "prompts_per_step"),
+    ("eval.samples=1000000000", "eval.samples is at most"),
+    ("task=digit_sum task.max_sum=1000000000", "max_sum is at most 10000"),
+    ("task=digit_sum task.variants=1000000000", "variants lies in"),
+    ("task=digit_sum task.high=99", "low and high are digits"),
+    ("task=reasoning_gym task.name=chain_sum task.train=1000000000", "train lies in 1..10000000"),
+    ("task=reasoning_gym task.name=chain_sum task.heldout=1000000000", "heldout lies in 0..10000000"),
+    ("task=reasoning_gym task.name=chain_sums", "did you mean 'chain_sum'"),
+    ("task=reasoning_gym task.name=chain_sum +task.options.max_term=3", "did you mean 'max_terms'"),
+    ("task=reasoning_gym task.name=chain_sum +task.options.max_terms=text", "chain_sum refuses|task.reasoning_gym"),
+    ("task=reasoning_gym task.name=chain_sum +task.options.seed=3", "options.seed is set by task.seed"),
+    ("task=arithmetic task.train=1000000000", "train lies in"),
+    ("task=arithmetic task.operators=xyz", "operators are distinct characters"),
+    ("task=arithmetic task.terms=99", "terms <= 32"),
     ("optim.betas=[0.9]", r"optim.betas are two numbers"),
     ("optim.betas=[0.9,1]", r"optim.betas are two numbers"),
     ("optim.betas=[]", r"optim.betas are two numbers"),
@@ -161,8 +179,59 @@ WORDS = [
 ]  # fmt: skip
 
 
+# --- what options that are texts may say
+
+OPTIONS = [
+    ("reward=format plugins.format.pattern='['", "pattern"),
+    ("reward=format plugins.format.pattern='(?P<a'", "pattern"),
+    ("algo=token_class plugins.token_class.pattern='*'", "pattern"),
+    ("params=top plugins.layers.profile=nowhere.json", "profile"),
+    ("params=lora plugins.lora.targets=[]", "targets"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint", "judge=endpoint needs url and model"),
+    ("algo=scope_rl plugins.scope_rl.url=http://x plugins.scope_rl.model=y", "judge=rule has neither"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url='http://me:word@host/v1'", "holds a password"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url=nonsense", "url"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url='file:///etc/passwd'", "url"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url='ftp://host/v1'", "url is http"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url='http://host:port/v1'", "url is http"),
+    ("algo=scope_rl plugins.scope_rl.judge=endpoint plugins.scope_rl.model=y plugins.scope_rl.url='http://'", "url is http"),
+    ("algo=gmpo sampler=qmc algo=[]", "algo is chosen 2 times"),
+    ("algo=[vpo,gdpo]", "gdpo"),
+    ("algo=[rloo,opo]", r"both replace advantage\(\)"),
+    ("algo=[gspo,cispo]", "both replace"),
+    ("algo=rloo plugins.grpo.std=none", "has no effect: rloo replaces"),
+    ("algo=[adaptive_entropy,stare]", "both control the entropy"),
+]  # fmt: skip
+
+
+# --- what shows in the first step only
+
+STEPS = [
+    ("max_completion_length=100000", "positions"),
+    ("max_prompt_length=2", "max_prompt_length is 2"),
+    ("model.attention=spda", "did you mean 'sdpa'"),
+    ("eval.correct=nobody", "eval.correct"),
+    ("algo=vpo plugins.vpo.component=nobody", "nobody"),
+    ("algo=process plugins.process.component=nobody", "nobody"),
+    ("reward=function plugins.function.path={here}/r.py:score lr=1e30 steps=3", "not finite|NaN"),
+    ("task=jsonl task.path={here}/emoji.jsonl reward=numeric", "characters that the tiny policy does not know"),
+    ("task=jsonl task.path={here}/nul.csv reward=numeric", "characters that the tiny policy does not know"),
+    ("task=jsonl task.path={here}/half.jsonl reward=numeric", "characters that the tiny policy does not know"),
+]
+
+
+def steps() -> list[Case]:
+    def prepare(folder):
+        put("r.py", "def score(text):\n    return sum(map(ord, text)) % 7\n")(folder)
+        put("emoji.jsonl", rows({"prompt": "\U0001f600", "answer": "1"}, times=20))(folder)
+        put("nul.csv", b"prompt,answer\n" + b"\0,1\n" * 20)(folder)
+        put("half.jsonl", '{"prompt": "\\ud800", "answer": "1"}\n' * 20)(folder)
+
+    return [Case(f"step {text[:50]}", tuple(text.split()), message, prepare, late=True) for text, message in STEPS]
+
+
 def words() -> list[Case]:
-    return [Case(f"words {text[:40]}", tuple(text.split()), message) for text, message in WORDS]
+    return [Case(f"words {text[:40]}", tuple(text.split()), message) for text, message in (*WORDS, *OPTIONS)]
 
 
 # --- places
