@@ -77,7 +77,7 @@ def edges(every: int) -> list[tuple[Option, str]]:
 
 def cases() -> list[Case]:
     """The sample, as commands."""
-    return [_case(option, value) for option, value in (*sample(20), *edges(2))]
+    return [_case(option, value) for option, value in (*sample(30), *edges(4))]
 
 
 def _case(option: Option, value: str) -> Case:

@@ -63,7 +63,7 @@ def test_hardly_any_bad_input_needs_a_model(tmp_path, monkeypatch):
     if len(OUTCOMES) < len(CASES):
         pytest.skip("the cases above were not all run")
     early = sum(not came.reached for came in OUTCOMES.values())
-    assert len(CASES) >= 600 and len(OUTCOMES) == len(CASES)
+    assert len(CASES) >= 500 and len(OUTCOMES) == len(CASES)
     assert early >= 0.9 * len(CASES), f"{early} of {len(CASES)}"
 
 
