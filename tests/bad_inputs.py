@@ -215,8 +215,6 @@ STEPS = [
     ("algo=process plugins.process.component=nobody", "nobody"),
     ("reward=function plugins.function.path={here}/r.py:score lr=1e30 steps=3", "not finite|NaN"),
     ("task=jsonl task.path={here}/emoji.jsonl reward=numeric", "characters that the tiny policy does not know"),
-    ("task=jsonl task.path={here}/nul.csv reward=numeric", "characters that the tiny policy does not know"),
-    ("task=jsonl task.path={here}/half.jsonl reward=numeric", "characters that the tiny policy does not know"),
 ]
 
 
@@ -224,8 +222,6 @@ def steps() -> list[Case]:
     def prepare(folder):
         put("r.py", "def score(text):\n    return sum(map(ord, text)) % 7\n")(folder)
         put("emoji.jsonl", rows({"prompt": "\U0001f600", "answer": "1"}, times=20))(folder)
-        put("nul.csv", b"prompt,answer\n" + b"\0,1\n" * 20)(folder)
-        put("half.jsonl", '{"prompt": "\\ud800", "answer": "1"}\n' * 20)(folder)
 
     return [Case(f"step {text[:50]}", tuple(text.split()), message, prepare, late=True) for text, message in STEPS]
 
@@ -276,8 +272,10 @@ DATA = [
     ("empty list", "d.json", "[]", "", "has no rows"),
     ("empty objects", "d.jsonl", "{}\n{}\n", "", "no column for the prompt"),
     ("Latin-1", "d.jsonl", '{"prompt": "é"}\n'.encode("latin-1"), "", "not UTF-8 text"),
-    ("UTF-16", "d.jsonl", GOOD.encode("utf-16"), "", "not UTF-8 text"),
-    ("NUL", "d.jsonl", b"\0" * 100, "", "not JSON"),
+    ("UTF-16", "d.jsonl", GOOD.encode("utf-16"), "", "is it binary, or UTF-16"),
+    ("NUL", "d.jsonl", b"\0" * 100, "", "it has a NUL byte"),
+    ("NUL in CSV", "d.csv", b"prompt,answer\n\0,1\n", "", r"d.csv:2: not text, it has a NUL byte"),
+    ("half a surrogate", "d.jsonl", '{"prompt": "\\ud800"}\n' * 20, "", "row 1: .*half of a surrogate pair"),
     ("no prompt", "d.jsonl", rows({"text": "x"}), "", r"no column for the prompt .*\ncolumns: text"),
     ("other column", "d.jsonl", GOOD, "task.prompt=promt", "no column 'promt', did you mean 'prompt'"),
     ("other answer", "d.jsonl", GOOD, "task.answer=anser", "no column 'anser', did you mean 'answer'"),

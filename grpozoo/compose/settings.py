@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpozoo.compose import environment
 from grpozoo.calls.guard import place
+from grpozoo.compose import environment
 from grpozoo.compose.command import compose
 from grpozoo.compose.options import read_options
 from grpozoo.compose.plugins import Active, activate
