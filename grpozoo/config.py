@@ -12,6 +12,8 @@ Schedule = Enum("Schedule", ["constant", "linear", "cosine"])
 
 TINY = ("warm_start", "layers", "width", "heads")  # keys of `model` that only the tiny policy reads
 
+HOTTEST = 1e5  # highest temperature: logits of size 10 no longer differ in float32
+MOST = 10**6  # completions of one batch, or of one prompt in evaluation: all are in memory
 COLDEST = 1e-5  # lowest positive temperature: logits of size 10 are rounded by 1e-6
 
 
@@ -27,6 +29,7 @@ def check_temperature(name: str, value: float) -> None:
         value == 0 or COLDEST <= value < float("inf"),
         f"{name} is at least {COLDEST:g}, or 0 where greedy is allowed: below, rounding errors of float32 logits choose, got {value}",
     )
+    require(value <= HOTTEST, f"{name} is at most {HOTTEST:g}: above, every token is equally likely, got {value}")
 
 
 @dataclass
@@ -88,7 +91,7 @@ class Optim:
         )
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             require(getattr(self, name) >= 0, f"optim.{name} is at least 0, got {getattr(self, name)}")
-        require(self.eps > 0, f"optim.eps is positive, got {self.eps}")
+        require(0 < self.eps <= 1, f"optim.eps lies in (0, 1]: a larger one leaves no update, got {self.eps}")
 
 
 @dataclass
@@ -109,6 +112,7 @@ class Eval:
             self.temperature > 0, f"eval.temperature is positive (greedy is always reported), got {self.temperature}"
         )
         check_temperature("eval.temperature", self.temperature)
+        require(self.samples <= MOST, f"eval.samples is at most {MOST}, got {self.samples}")
         bad = [k for k in self.ks if not 1 <= k <= max(self.samples, 1)] if self.samples else []
         require(not bad, f"eval.ks lie in 1..eval.samples = {self.samples}, got {bad}")
 
@@ -223,6 +227,7 @@ class Config:
             "temperature=0 is greedy: every sibling of a group would be the same; use a positive temperature or group_size=1",
         )
         rows = self.prompts_per_step * self.group_size
+        require(rows <= MOST, f"prompts_per_step * group_size is at most {MOST} completions, got {rows}")
         require(
             self.update.mini_batches <= rows,
             f"update.mini_batches={self.update.mini_batches} optimizer steps cannot share {rows} completions (prompts_per_step * group_size)",

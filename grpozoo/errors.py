@@ -18,6 +18,9 @@ def shortened(text: str) -> str:
     return "\n".join(cut(", ".join(cut(piece, PIECE) for piece in line.split(", ")), LINE) for line in lines)
 
 
+SHOWN = 80  # choices that a message lists, the nearest ones of more
+
+
 class UserError(CompactHydraException):
     """A mistake in a command, a configuration or a data file. Raise it `from None`."""
 
@@ -34,4 +37,6 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def unknown(what: str, name: str, choices: Iterable[str]) -> UserError:
     """The error for a name that is not among `choices`, with the nearest one and the whole list."""
     choices = sorted(str(choice) for choice in choices)
-    return UserError(f"unknown {what} {name!r}{nearest(name, choices)}\navailable: {', '.join(choices) or 'none'}")
+    shown = [choice for choice in choices if choice in get_close_matches(str(name), choices, SHOWN, 0)]
+    more = f" and {len(choices) - len(shown)} more" if len(shown) < len(choices) else ""
+    return UserError(f"unknown {what} {name!r}{nearest(name, choices)}\navailable: {', '.join(shown) or 'none'}{more}")

@@ -75,7 +75,13 @@ class Stare(Plugin):
         w_star_every: int = 0  # steps from one measurement of W* to the next, each a forward pass; 0: never
 
         def __post_init__(self):
-            limits = {"top_p_ratio": (0, 1), "reweight_w": (1, math.inf), "reweight_m": (0, 1), "m_min": (0, 1)}
+            limits = {
+                "top_p_ratio": (0, 1),
+                "reweight_w": (1, math.inf),
+                "reweight_m": (0, 1),
+                "m_min": (0, 1),
+                "w_max": (1, math.inf),
+            }
             for name in (*limits, "target_entropy", "alpha", "w_star_every"):
                 low, high = limits.get(name, (0, math.inf))
                 if not low <= getattr(self, name) <= high:

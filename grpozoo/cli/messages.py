@@ -1,5 +1,6 @@
 """What a user reads when something was wrong: one short message instead of a library's page."""
 
+import re
 import sys
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -54,6 +55,10 @@ def _explained(error: Exception) -> str:
             f"cannot read the argument {error.override!r}{tools}\n"
             f'write KEY=VALUE; a value with a comma, # or another sign takes quotes for Hydra and for the shell: "{quoted}"'
         )
+    if merging := re.match(r"Error merging override (.*)", text):
+        return _unfit_value(merging[1])
+    if isinstance(error, OmegaConfBaseException) and error.full_key and not _unknown_key(error):
+        return f"{error.full_key}: {text.splitlines()[0]}"
     if "appears more than once in the final defaults list" in text:
         group = text.split()[0]
         return f"{group} is chosen already: write {group}=[a,b] for several, without +"
@@ -70,6 +75,13 @@ def _broken_file(error: YAMLError | UnicodeDecodeError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"{mark.name}:{mark.line + 1}" if mark else "a config file"
     return f"{where} is no YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
+
+
+def _unfit_value(override: str) -> str:
+    """A value of another shape than the one that stands there: a list for a section, a choice of a sweep without -m."""
+    key, _, value = override.partition("=")
+    several = "; several values, one run for each, need the flag -m" if re.search(r",|\(", value) else ""
+    return f"{key.lstrip('+~')} cannot be set to {value}: it has another form{several}\npython -m grpozoo --cfg job shows what stands there"
 
 
 def _unknown_key(error: Exception) -> str | None:

@@ -56,6 +56,7 @@ def run(composed: DictConfig, overrides: list[str], output_dir: str) -> Done:
     check_trackers(settings.config.logger.trackers)
     models.check(settings.config.model)
     if main:
+        settings.manifest()  # what runs is told before it runs, and whatever of it cannot be told
         make(run_dir)
     return Done(start(settings, run_dir, checkpoint), run_dir)
 
@@ -76,13 +77,14 @@ def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple
     """Run folder, checkpoint to go on from, and the configuration of the run that goes on; nothing is written."""
     from grpozoo.run.checkpoint import resolve
 
-    run_dir = Path(composed.run_dir or output_dir).resolve()
-    if not composed.resume:
+    said = {key: _folder(composed, key) for key in ("run_dir", "resume")}
+    run_dir = Path(said["run_dir"] or output_dir).resolve()
+    if not said["resume"]:
         if (run_dir / "manifest.json").exists():
             raise UserError(f"{run_dir} already holds a run\ngo on with resume={run_dir}, or choose another run_dir")
         return run_dir, None, composed
-    asked, (run_dir, checkpoint) = run_dir, resolve(composed.resume, run_dir, fingerprint(composed))
-    if composed.run_dir and composed.resume != "auto" and run_dir.resolve() != asked:
+    asked, (run_dir, checkpoint) = run_dir, resolve(said["resume"], run_dir, fingerprint(composed))
+    if said["run_dir"] and said["resume"] != "auto" and run_dir.resolve() != asked:
         raise UserError(
             f"resume={composed.resume} goes on in its own folder, and run_dir={composed.run_dir} is another\n"
             f"drop run_dir, or start a new run without resume"
@@ -90,6 +92,16 @@ def locate(composed: DictConfig, overrides: list[str], output_dir: str) -> tuple
     if checkpoint:
         composed = resume.goes_on_with(composed, overrides, checkpoint)
     return run_dir, checkpoint, composed
+
+
+def _folder(composed: DictConfig, key: str) -> str | None:
+    """The name of a folder, which may look like a number; the schema is asked later, when its run is known."""
+    value = composed.get(key)
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value)
+    ):
+        raise UserError(f"{key} is the name of a folder, got {str(value)!r}")
+    return value if value is None else str(value)
 
 
 def agree(place: tuple[Path, Path | None, DictConfig] | None) -> tuple[Path, Path | None, DictConfig]:

@@ -30,7 +30,7 @@ def compose(overrides: list[str]) -> DictConfig:
 
 def check(overrides: Sequence[str]) -> None:
     """Refuse what Hydra would read in silence as something else, or answer in its own language; say the right words."""
-    words = OverridesParser.create().parse_overrides(list(overrides))
+    words = _parsed(overrides)
     known = {*search_path.groups(), *search_path.defaults()}
     for word in words:
         if not word.key_or_group:
@@ -38,6 +38,17 @@ def check(overrides: Sequence[str]) -> None:
         if word.key_or_group in known:
             _check_group(word)
     _check_twice(words, known)
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    parser, words = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            words += parser.parse_overrides([text])
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            said = str(error).split(";")[0]
+            raise UserError(f"cannot read the argument {text[:80]!r}...: {said}\nwrite KEY=VALUE") from None
+    return words
 
 
 def _check_group(word: Override) -> None:

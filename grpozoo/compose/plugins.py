@@ -2,15 +2,17 @@
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from grpozoo import hooks
+from grpozoo.calls.answers import described
 from grpozoo.calls.guard import blamed, guard, ignore, nobody_answered
 from grpozoo.compose.options import read_options
 from grpozoo.compose.registry import installed, load_class, owner_of, source_hash
@@ -40,6 +42,7 @@ def create(name: str, options: Any, found: dict[str, EntryPoint] | None = None) 
     found = installed() if found is None else found
     cls = load_class(name, found=found)
     check_class(name, cls, found[name])
+    _check_attributes(name, cls)
     config = read_options(name, cls.Config, options, f"plugins.{name}", found[name])
     try:
         with blamed(name, f"{cls.__name__}()", apart=(ValueError, TypeError)):
@@ -62,6 +65,16 @@ def check_class(name: str, cls: Any, entry: EntryPoint) -> None:
             f"plugin {name!r} (from {owner}) was written for hook version {cls.hook_version}, this grpozoo has {HOOK_VERSION}\n"
             f"install the release of {owner.split()[0]} for it"
         )
+
+
+def _check_attributes(name: str, cls: type[Plugin]) -> None:
+    """What a plugin says of itself has the form of what Plugin says: a set, a table, a number."""
+    forms = {frozenset: (Set, "a set of names"), dict: (Mapping, "a dictionary"), int: (Real, "a number")}
+    for attribute, default in vars(Plugin).items():
+        form, expected = forms.get(type(default), (object, ""))
+        value = getattr(cls, attribute)
+        if not attribute.startswith("__") and not isinstance(value, form):
+            raise UserError(f"plugin {name!r}: {cls.__name__}.{attribute} is {described(value)}\nexpected: {expected}")
 
 
 @dataclass

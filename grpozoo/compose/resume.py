@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from grpozoo.compose import environment
 from grpozoo.compose.registry import installed, load_class
@@ -39,7 +41,7 @@ def goes_on_with(composed: DictConfig, overrides: list[str], checkpoint: Path) -
     `resume=FOLDER` alone, or with keys that may change, takes the run's own; with other keys the whole command must
     say the same. What runs code must stand on the command line again.
     """
-    saved = OmegaConf.load(checkpoint / "config.yaml")
+    saved = _saved(checkpoint / "config.yaml")
     environment.check_consent(saved, composed)
     chosen = saved.copy()
     keys = [override.lstrip("+~").split("=")[0] for override in overrides]
@@ -54,6 +56,23 @@ def goes_on_with(composed: DictConfig, overrides: list[str], checkpoint: Path) -
     check_resumable(saved, chosen)
     check_consent(chosen, composed, checkpoint)
     return chosen
+
+
+def _saved(file: Path) -> DictConfig:
+    """The configuration of the run, which may be anybody's file."""
+    try:
+        config = OmegaConf.load(file)
+    except (OSError, YAMLError, ValueError, RecursionError, OmegaConfBaseException) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"resume: {file} cannot be read: {reason}") from None
+    missing = [name for name in ("plugins", "task", "optim") if not isinstance(_section(config, name), DictConfig)]
+    if missing:
+        raise UserError(f"resume: {file} is not the configuration of a run: it has no section {missing[0]}")
+    return config
+
+
+def _section(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, DictConfig) else None
 
 
 def check_resumable(saved: DictConfig, composed: DictConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.calls.guard import place
 from grpozoo.compose import environment
 from grpozoo.compose.command import compose
 from grpozoo.compose.options import read_options
@@ -54,13 +55,23 @@ class Settings:
     @cached_property
     def _manifest(self) -> dict[str, Any]:
         """As things were when the run started: a file that is edited meanwhile is not what runs."""
-        data = {"kind": self.config.task["kind"], "fingerprint": self.task.fingerprint()}
+        data = {"kind": self.config.task["kind"], "fingerprint": self._fingerprint()}
         return self.active.manifest() | {
             "config_hash": fingerprint(self.composed),
             "seed": self.config.seed,
             "data": data | {"sha256": source_hash(type(self.task))},
             "versions": {"python": python_version(), **{name: version(name) for name in PACKAGES}},
         }
+
+    def _fingerprint(self) -> str:
+        """The task's, which is somebody's code."""
+        try:
+            return self.task.fingerprint()
+        except UserError:
+            raise
+        except Exception as error:
+            kind = self.config.task["kind"]
+            raise UserError(f"task.{kind}: fingerprint() raised {error!r:.300}\nat {place(error)}") from error
 
 
 def read(composed: DictConfig) -> Settings:

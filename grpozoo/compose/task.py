@@ -6,10 +6,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpozoo.calls.answers import described
+from grpozoo.calls.guard import place
 from grpozoo.compose.options import read_options
 from grpozoo.compose.registry import installed, load_class, owner
 from grpozoo.errors import UserError
 from grpozoo.tasks import Task
+from grpozoo.types import Prompt
 
 TASKS = "grpozoo.tasks"  # entry-point group
 
@@ -26,9 +29,31 @@ def load_task(config: dict[str, Any] | DictConfig) -> Task:
         raise UserError(f"task {kind!r} (from {distribution}): {cls!r} is not a subclass of grpozoo.tasks.Task")
     parsed = read_options(str(kind), cls.Config, options, "task", distribution)
     try:
-        return cls(parsed)
+        task = cls(parsed)
+        _check_made(str(kind), task)
+        return task
+    except UserError:
+        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"task.{kind}: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise UserError(f"task.{kind}: {cls.__name__}() raised {error!r:.300}\nat {place(error)}") from error
+
+
+def _check_made(kind: str, task: Task) -> None:
+    """Both sets hold prompts, as far as the first ones tell, and have a fingerprint."""
+    for side in ("train", "heldout"):
+        found = getattr(task, side, None)
+        expected = f"expected: {side} is a sequence of grpozoo.Prompt"
+        if not hasattr(found, "__iter__"):
+            raise UserError(f"task.{kind}: {side} is {described(found)}\n{expected}")
+        for first in islice(iter(found), 1):
+            if not isinstance(first, Prompt):
+                raise UserError(f"task.{kind}: {side} holds {described(first)}\n{expected}")
+    if type(task).fingerprint is Task.fingerprint:
+        raise UserError(
+            f"task.{kind}: {type(task).__name__} does not define fingerprint()\nexpected: a hash of its prompts"
+        )
 
 
 def check_size(task: Task, prompts_per_step: int) -> None:

@@ -119,6 +119,12 @@ def _pretrained(place: str, name: str, config: Any, task: Any) -> tuple[PreTrain
     with explained(name, config):
         shape = AutoConfig.from_pretrained(place, trust_remote_code=remote)
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=remote)
+        if not set(tokenizer.get_vocab()) - set(
+            tokenizer.all_special_tokens
+        ):  # what transformers makes of no file at all
+            raise UserError(
+                f"{name} has no tokenizer: its vocabulary is empty\nput the model's tokenizer.json beside config.json"
+            )
     if config.chat_template and not tokenizer.chat_template:
         raise UserError(f"model.chat_template=true: the tokenizer of {name} has no chat template")
     prompts = getattr(task, "train", ())

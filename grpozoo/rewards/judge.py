@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 from grpozoo.tasks.calculator import check_step, parse_steps
 from grpozoo.types import Prompt
@@ -129,6 +130,7 @@ class EndpointJudge(Judge):
 
     def __init__(self, url: str, model: str, timeout: float = 60.0, workers: int = 8):
         super().__init__(workers)
+        _check_url(url)
         self.url = url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.model, self.timeout = model, timeout
 
@@ -146,6 +148,17 @@ class EndpointJudge(Judge):
         if not lists:
             raise ValueError(f"no list of labels in {text!r:.80}")
         return [str(label).strip().lower() for label in json.loads(lists[-1])]
+
+
+def _check_url(url: str) -> None:
+    """An address of a web server: urllib would open files too."""
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        right = False
+    if not right:
+        raise ValueError(f"url is http://HOST/... or https://HOST/..., got {url!r}")
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):

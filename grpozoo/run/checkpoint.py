@@ -182,8 +182,12 @@ def resolve(
 
 
 def _named(resume: str, run_dir: Path, log: Callable[[str], None]) -> tuple[Path, Path]:
-    path = Path(resume).expanduser()
-    if not path.is_dir():
+    try:
+        path = Path(resume).expanduser()
+        there = path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name too long, a ~USER that nobody is
+        raise UserError(f"resume={resume[:200]} is no path: {error}") from None
+    if not there:
         where = f"resume: there is no folder {path}{_sibling(path)}"
         raise UserError(f"{where}\nresume is auto, a run folder or one of its checkpoints")
     if path.name == "checkpoints":

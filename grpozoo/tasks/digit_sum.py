@@ -17,6 +17,9 @@ from grpozoo.tasks import Task
 from grpozoo.tasks.hashing import digest, stable_int, unit
 from grpozoo.types import Prompt
 
+LARGEST = 10_000  # sum: a completion of a thousand digits at least
+PROMPTS = 10**7  # of a training set, all in memory
+
 
 class DigitSum(Task):
     """`task=digit_sum`."""
@@ -35,8 +38,13 @@ class DigitSum(Task):
                 raise ValueError(f"low and high are digits, 1 <= low <= high <= 9, got {self.low} and {self.high}")
             if not self.low <= self.min_sum <= self.max_sum:
                 raise ValueError(f"low <= min_sum <= max_sum, got {self.low}, {self.min_sum}, {self.max_sum}")
-            if self.variants < 1:
-                raise ValueError(f"variants is at least 1, got {self.variants}")
+            if self.max_sum > LARGEST:
+                raise ValueError(f"max_sum is at most {LARGEST}, got {self.max_sum}")
+            most = PROMPTS // (self.max_sum - self.min_sum + 1)
+            if not 1 <= self.variants <= most:
+                raise ValueError(
+                    f"variants lies in 1..{most} (of each sum, {PROMPTS} prompts in all), got {self.variants}"
+                )
             if not 0 <= self.wrong < 1:
                 raise ValueError(f"wrong lies in [0, 1), got {self.wrong}")
 

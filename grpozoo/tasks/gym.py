@@ -24,6 +24,7 @@ from grpozoo.tasks.hashing import digest, stable_hex, unit
 from grpozoo.tasks.rows import check_marks, extract
 from grpozoo.types import Prompt
 
+PROBLEMS = 10**7  # of either set, all in memory
 HELDOUT_SHARE = 1 / 8  # of all questions
 FORMAT = 1  # of the cached file
 
@@ -45,8 +46,9 @@ class Gym(Task):
         answer_before: str | None = "</answer>"  # and stands before this one
 
         def __post_init__(self):
-            if self.train < 1 or self.heldout < 0:
-                raise ValueError(f"train is at least 1 and heldout at least 0, got {self.train} and {self.heldout}")
+            for name, low in (("train", 1), ("heldout", 0)):
+                if not low <= getattr(self, name) <= PROBLEMS:
+                    raise ValueError(f"{name} lies in {low}..{PROBLEMS}, got {getattr(self, name)}")
             check_marks(self.answer_after, self.answer_before)
             if stray := {"seed", "size"} & set(self.options):
                 raise ValueError(f"options.{min(stray)} is set by task.seed, task.train and task.heldout")
