@@ -157,7 +157,9 @@ def frozen(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_written_for_the_old_places_passes_the_conformance_kit(name, frozen):
-    done = check_plugin(name, *SWITCHED_ON.get(name, [f"+plugins.{name}={{}}"]), skip=["yaml"])  # it stands in no distribution
+    done = check_plugin(
+        name, *SWITCHED_ON.get(name, [f"+plugins.{name}={{}}"]), skip=["yaml"]
+    )  # it stands in no distribution
     assert {"composes", "options are read", "state"} <= set(done)
 
 
