@@ -78,6 +78,8 @@ class Ppo(Plugin):
     def advantage(self, rollouts, rewards, run):
         mask = rollouts.completion_mask & ~rewards.total.isnan()[:, None]  # [R, T]
         V = self.values(rollouts, run).double()
+        if not bool(V[mask].isfinite().all()):
+            raise UserError(f"the critic's values are not finite: lower plugins.{self.name}.critic_lr")
         r = torch.zeros_like(V) if rewards.tokens is None else rewards.tokens.clone()
         last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)  # the last token of each row
         r = r + last * (rewards.total.nan_to_num(0.0) - r.sum(1))[:, None]

@@ -341,13 +341,13 @@ def test_a_restored_critic_goes_on_bit_for_bit(kind):
     assert all(torch.equal(one, two) for one, two in zip(weights(plugin), weights(fresh), strict=True))
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run():
+def test_a_critic_that_is_not_finite_stops_the_run():
     from grpozoo import UserError
 
     plugin, run = live()
     with torch.no_grad():
         plugin.head[1].fill_(torch.inf)
-    with pytest.raises(UserError, match="critic_lr"):
+    with pytest.raises(UserError, match="critic's values are not finite: .*critic_lr"):
         begin(plugin, run, fixture())
 
 
