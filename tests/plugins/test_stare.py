@@ -106,14 +106,15 @@ def test_loss_of_the_worked_step(options, off_policy, on_policy, mean):
 @pytest.mark.parametrize("dual", [False, True])
 def test_losses_of_single_tokens_of_the_worked_step(dual):
     """C2; (0, 2) is clipped at 1.28 and (1, 3) at 0.8; a dual clip of 10 binds nowhere."""
-    algo = ["algo=[stare,dual_clip]", *DUAL, "plugins.dual_clip.c=10"] if dual else []
-    active, step = begun(*ON, *algo, "plugins.stare.variant=C2", step=worked())
+    more = [*DUAL, "plugins.dual_clip.c=10"] if dual else []
+    words = ["algo=[stare,dual_clip]" if dual else ON[0], *ON[1:], *more, "plugins.stare.variant=C2"]
+    active, step = begun(*words, step=worked())
     (omega,) = active.hooks.token_weights(batch=step.batch, out=step.out)
     found = omega * active.hooks.policy_loss(batch=step.batch, out=step.out).detach()
     expected = {(0, 2): -1.219362, (3, 0): -1.052815, (5, 1): -0.523175, (1, 3): 0.623537, (7, 2): 1.915737}
     assert {place: float(found[place]) for place in expected} == pytest.approx(expected, abs=1e-6)
     if dual:
-        assert loss(*ON, *algo, "plugins.stare.variant=C2", step=worked())[0] == pytest.approx(-0.064624, abs=1e-6)
+        assert loss(*words, step=worked())[0] == pytest.approx(-0.064624, abs=1e-6)
 
 
 def test_entropy_and_sets_of_the_worked_step_are_logged():
@@ -237,7 +238,7 @@ def test_a_weight_on_the_loss_is_a_weight_on_the_advantage(surrogate):
     options = ["plugins.stare.variant=C2", "plugins.stare.reweight_w=3"]
     omega = weights(*ON, *options, step=worked())
     A = compose(*GRPO)[1].hooks.advantage(rollouts=worked().rollouts, rewards=worked().rewards, run=None)[:, None]
-    value, gradient = loss(*ON, algo, *options, *dual, step=worked())
+    value, gradient = loss(algo, *ON[1:], *options, *dual, step=worked())
     scaled, found = loss(*base, *GRPO, *dual, step=worked(), advantages=omega * A)
     assert value == pytest.approx(scaled, abs=1e-12)
     torch.testing.assert_close(gradient, found, rtol=0, atol=1e-12)
